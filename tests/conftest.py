@@ -12,6 +12,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import pytest
+from hypothesis import settings
+
+# The machine may stand still for a moment, and what CI finds it must find again.
+settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+settings.load_profile("tests")
 
 TESTS = Path(__file__).parent
 

@@ -2,7 +2,7 @@
 
 import os
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -201,3 +201,17 @@ def plain(tiny_pair):
     """
     with run_engine(tiny_pair[0], skip_tokenizer_init=False) as engine:
         yield engine
+
+
+@pytest.fixture
+def no_host_time(monkeypatch):
+    """Let steps take what their stand-in worker says, however busy the machine is."""
+    from serving.engine.cpu.step_clock import StepClock
+
+    finish = StepClock.finish
+
+    def finish_on_time(*args):
+        timing = finish(*args)
+        return timing and replace(timing, host_ms=0.0)
+
+    monkeypatch.setattr(StepClock, "finish", finish_on_time)

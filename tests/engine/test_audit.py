@@ -1,10 +1,6 @@
 """What an audit finds out from the real scheduler, whose worker's costs are known."""
 
-from dataclasses import replace
-
 import pytest
-
-from serving.engine.cpu.step_clock import StepClock
 
 pytestmark = pytest.mark.vllm
 
@@ -29,14 +25,7 @@ def run_waves(tiny_pair, num_waves=NUM_WAVES, **section):
     return scheduler
 
 
-def test_the_gain_is_what_the_workers_costs_make_it(tiny_pair, monkeypatch):
-    # On a busy machine a step takes longer than its worker says.
-    finish = StepClock.finish
-    monkeypatch.setattr(
-        StepClock,
-        "finish",
-        lambda *args: (timing := finish(*args)) and replace(timing, host_ms=0.0),
-    )
+def test_the_gain_is_what_the_workers_costs_make_it(tiny_pair, no_host_time):
     scheduler = run_waves(tiny_pair, audit=0.2)
     assert not scheduler.counters.num_fallbacks
     report = scheduler.snapshot()["planner"]

@@ -4,7 +4,11 @@ import pytest
 
 from tests.engine.made_up import plan_instead
 
-pytestmark = [pytest.mark.vllm, pytest.mark.faults]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.faults,
+    pytest.mark.usefixtures("no_host_time"),
+]
 
 NUM_REQS, DEPTH = 4, 8
 

@@ -247,6 +247,7 @@ class Scene:
         self.failures: dict[str, Exception] = {}
         self.replays: list[str] = []
         self.steps: list[Any] = []
+        self._clients: list[FleetClient] = []
         self.client = self.make_client(b"a front")
         self._reading = asyncio.create_task(self._read())
 
@@ -266,6 +267,7 @@ class Scene:
         )
         client.on_failure = self.failures.__setitem__
         client.on_replay = lambda reason, _tokens: self.replays.append(reason)
+        self._clients.append(client)
         return client
 
     def add_replica(self, **options: Any) -> FakeReplica:
@@ -304,6 +306,7 @@ class Scene:
 
     async def close(self) -> None:
         self._reading.cancel()
-        self.client.shutdown()
+        for client in self._clients:
+            client.shutdown()
         for replica in self.fleet.replicas:
             await replica.close()

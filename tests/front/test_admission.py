@@ -119,7 +119,6 @@ async def test_fronts_share_the_places_there_are(busy):
     with contextlib.suppress(GracefulHTTPError):
         await busy.send_all(NUM_PLACES, "r")
     assert busy.client.admission._places.num_taken <= NUM_PLACES // 2
-    other.shutdown()
 
 
 async def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy):

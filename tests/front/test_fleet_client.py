@@ -266,8 +266,9 @@ async def test_fronts_share_the_seats_there_are(scene):
         await other.add_request_async(make_request(f"b{n}"))
     await until(lambda: len(replica.running) >= 9)
     await asyncio.sleep(0.1)
-    assert 9 <= len(replica.running) <= 10
-    other.shutdown()
+    # A message under way knows nothing of what was leased meanwhile: each may take its
+    # part once more. Each alone would take nine.
+    assert 9 <= len(replica.running) <= 14
 
 
 async def test_a_front_that_holds_nothing_may_always_ask(scene):

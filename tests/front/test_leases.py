@@ -28,4 +28,3 @@ async def test_a_lone_request_is_given_up_when_its_link_breaks_while_it_waits(sc
     await scene.check_all([suspect])
     await until(lambda: replica.leases._lone is None)
     assert not replica.leases.num_running
-    other.shutdown()

@@ -290,5 +290,7 @@ def test_policy_and_limits_change_while_requests_run(live):
         live.reload(policy={"name": "goodput", "max_draft_tokens": 64})
         failures = "ray_tetris_reload_failures_total > 0"
         wait_until(lambda: live.prometheus.query(failures), PATIENCE_S)
-        assert steps_by_policy(live) == {"fixed"}
+        # For some seconds a late report may leave no rate at all.
+        seen = wait_until(lambda: steps_by_policy(live), PATIENCE_S)
+        assert seen == {"fixed"}
     assert replica_ids(live) == before

@@ -57,7 +57,8 @@ def test_who_hurries_never_has_more_than_its_share(num_seats, weights, asking):
             seats.take(flow, weight, 0.0)
             held[flow] += 1
             share = num_seats * weight / sum(weights)
-            assert held[flow] < share + 1
+            # Shares are rounded sums of weights.
+            assert held[flow] - 1 < share * (1 + 1e-9)
         elif held[flow]:
             seats.free(flow)
             held[flow] -= 1

@@ -1,5 +1,6 @@
 """Whole deployments in processes of their own, driven as users drive them."""
 
+import contextlib
 import os
 import random
 import re
@@ -152,11 +153,15 @@ class Command:
         """
         if self.process.poll() is not None:
             return
-        family = self.descendants()
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = self.descendants()
         self.process.kill()
         self.process.wait()
         for process in filter(psutil.Process.is_running, family):
-            process.kill()
+            # They may end by themselves, now that their parents are gone.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def __enter__(self) -> Self:
         return self

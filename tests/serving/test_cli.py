@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from loadtest.compare.processes import find_processes
 from serving.app import check_access
 from serving.cli import main
 from serving.commands.up import with_access, with_board_text
@@ -221,7 +222,14 @@ def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(tmp_
             return (policy, app["status"]) == ("fixed", "RUNNING")
 
         wait_until(redeployed, START_TIMEOUT_S)
+        # The front before is to have gone: it has no engine to wait for.
+        wait_until(lambda: count_fronts(command) == 1, 180)
         assert server.complete().is_success
+
+
+def count_fronts(command: Command) -> int:
+    roles = [role for role, _ in find_processes(command.process.pid)]
+    return roles.count("front")
 
 
 def test_without_keys_only_this_machine_is_let_in(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.serving.conftest import START_TIMEOUT_S, Server, read_logs, wait_until
 from tests.serving.fleet import (
+    CASES,
     Streams,
     check_equal,
     processes,
@@ -59,12 +60,7 @@ def test_streams_go_on_when_an_engine_is_killed(fleet, undisturbed):
     """
     num_gone = count_goodbyes(fleet)
     kill_under_streams(fleet, undisturbed, lambda engine: engine)
-    wait_until(lambda: count_goodbyes(fleet) > num_gone, 30)
-
-
-def test_the_replica_that_takes_its_place_starts_from_what_the_other_has_learnt(fleet):
-    name = "ray_tetris_warm_starts_total"
-    wait_until(lambda: fleet.total(name, outcome="warm") > 0, 120)
+    wait_until(lambda: count_goodbyes(fleet) > num_gone, 120)
 
 
 @pytest.mark.faults
@@ -116,4 +112,14 @@ def test_leases_go_where_fronts_want_them(fleet):
     name = "ray_tetris_routed_total"
     wait_until(lambda: fleet.total(name, reason="gain") > 0, 30)
     assert fleet.total(name, reason="new") >= 2
-    assert fleet.total(name, reason="stale") == 0
+    num_gain, num_stale = (fleet.total(name, reason=one) for one in ("gain", "stale"))
+    run_all(fleet)
+    wait_until(lambda: fleet.total(name, reason="gain") > num_gain, 60)
+    # A machine that stands still for seconds makes states stale.
+    assert fleet.total(name, reason="stale") - num_stale < len(CASES) / 2
+
+
+def test_the_replica_that_takes_its_place_starts_from_what_the_other_has_learnt(fleet):
+    """Each of those above, unless the one it asked was too busy to answer in time."""
+    name = "ray_tetris_warm_starts_total"
+    wait_until(lambda: fleet.total(name, outcome="warm") > 0, START_TIMEOUT_S)

@@ -137,11 +137,12 @@ def test_workers_serve_on_without_their_head(cluster):
     proxy = wait_until(find_proxy, 60)
     with stream_by(proxy, url) as lines:
         received = [next(lines)]
-        family = find_processes(head.process.pid)
+        family = [*find_processes(head.process.pid)]
         (gcs,) = [process for role, process in family if role == "gcs"]
         gcs.kill()
         # As in a container, all of the head's processes end with it.
         head.process.wait(60)
+        psutil.wait_procs([one for role, one in family if role == "proxy"], 60)
         received += lines
     assert received == [str(number) for number in range(NUM_CHUNKS)]
     # There is no GCS now, and the worker's proxy is the only one.

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from serving.app import llm_config_of
 from serving.commands.doctor import examine
-from serving.settings import gguf_conversion
+from serving.settings import gguf_conversion, gguf_models
 from serving.settings.gguf_conversion import explain, measure
 from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
 from serving.settings.gguf_models import (
@@ -29,6 +30,7 @@ from serving.settings.gguf_models import (
 )
 from serving.settings.model import Settings, SettingsError, load_settings
 from serving.settings.model_pair import check_models
+from tests.serving.conftest import wait_until
 from tests.serving.test_settings import ROOT, deployment_of
 from tests.serving.tiny_gguf import CHAT_TEMPLATE, write_gguf
 
@@ -162,13 +164,23 @@ def test_a_damaged_folder_is_made_anew_and_so_is_that_of_another_file(
     assert convert(file, print) != folder
 
 
-def test_starts_at_the_same_time_convert_once(file, fake_converter):
+def test_starts_at_the_same_time_convert_once(file, fake_converter, monkeypatch):
     said: list[str] = []
+
+    def num_waiting() -> int:
+        return sum("waiting" in line for line in said)
+
+    def convert_slowly(*given: Any) -> None:
+        wait_until(lambda: num_waiting() == 2, 60, period_s=0.01)
+        convert_at_once(*given)
+
+    convert_at_once = gguf_models._run_converter
+    monkeypatch.setattr(gguf_models, "_run_converter", convert_slowly)
     with ThreadPoolExecutor(3) as starts:
         folders = starts.map(lambda _: convert(file, said.append), range(3))
     assert list(folders) == [folder_for(file)] * 3
     assert len(fake_converter) == 1
-    assert sum("waiting" in line for line in said) == 2
+    assert num_waiting() == 2
 
 
 def test_an_interrupted_conversion_leaves_no_model(

@@ -42,7 +42,9 @@ def test_a_conversation_is_answered_whole_or_in_pieces_with_the_usage_last(clien
 
     *chunks, last = chat(client, stream=True, stream_options={"include_usage": True})
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == ANSWER
-    assert len(chunks) > 3
+    # The role, the first token at once, and the rest: a fast machine has all of it
+    # within one interval.
+    assert len(chunks) >= 3
     assert all(chunk.usage is None for chunk in chunks)
     assert last.choices == []
     # Only streams tell how much a prompt added to the prefix cache.

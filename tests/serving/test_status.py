@@ -2,14 +2,13 @@
 
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from serving.cli import main
-from tests.serving.conftest import MODEL
+from tests.serving.conftest import load, wait_until
 
 HEALTHY = (200, {"status": "ok", "running_replicas": 2})
 
@@ -144,16 +143,11 @@ def test_who_cannot_be_reached_is_an_error(capsys, url):
 
 @pytest.mark.ray
 def test_a_server_under_load_tells_what_it_does(server, capsys):
-    body = {"model": MODEL, "prompt": "Count", "max_tokens": 400, "ignore_eos": True}
-    with ThreadPoolExecutor(2) as pool:
-        answers = [
-            pool.submit(server.post, "/v1/completions", json=body) for _ in "12345678"
-        ]
-        # At least two looks while all but the last of them are still to come.
+    with load(server, num_clients=2, max_tokens=400) as statuses:
+        wait_until(lambda: statuses, 120)
         for _ in range(2):
             assert main(["status", server.url]) == 0
-            assert not answers[-1].done()
-    assert {answer.result().status_code for answer in answers} == {200}
+    assert set(statuses) == {200}
     said = capsys.readouterr().out
     assert f"{server.url}: ok, " in said
     lines = [line.split() for line in said.splitlines() if "tetris" in line]

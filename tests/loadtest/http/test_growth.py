@@ -1,10 +1,12 @@
 """What a soak run concludes from samples of processes and of the engine."""
 
+import contextlib
 import random
 import subprocess
 import sys
 from typing import Any
 
+import psutil
 import pytest
 
 from loadtest.compare.processes import find_processes, find_victims, role_of, sample
@@ -171,7 +173,8 @@ def test_an_engine_that_could_not_take_its_title_is_found_and_sampled(tmp_path):
             seen = {one["role"]: one for one in sample(process.pid)}
         finally:
             for _, found in find_processes(process.pid):
-                found.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.kill()
     assert not any("EngineCore" in title for title in titles)
     assert seen["engine"]["pids"] == [engine.pid]
     assert seen["engine"]["num_processes"] == 1
