@@ -23,7 +23,7 @@ PANELS = Path(__file__).with_name("dashboards.yaml")
 # Definitions whose names begin so are ours to replace.
 PREFIX = "config."
 
-FILTER = '{ray_io_cluster=~"$Cluster"}'
+FILTER = '{ray_io_cluster=~"$Cluster"'
 WIDTH, HEIGHT, GRID_WIDTH = 8, 8, 24
 
 
@@ -155,7 +155,7 @@ def graph(
     targets = [
         {
             **skeletons["target"],
-            "expr": query.replace("{...}", FILTER).replace(
+            "expr": query.replace("{...", FILTER).replace(
                 "[...]", "[$__rate_interval]"
             ),
             "legendFormat": legend,

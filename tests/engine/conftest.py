@@ -13,9 +13,6 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # Tiny models gain nothing from a second thread, and vLLM's, bound to cores that other
 # processes use too, wait for each other a hundred times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# As replicas have it: n-gram drafting would change OpenMP's number to that of cores,
-# and engines started afterwards would compute wrong products.
-os.environ.setdefault("NUMBA_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import pytest

@@ -112,7 +112,7 @@ def test_rules_and_panels_read_nothing_but_their_own_release():
     targets = [one for panel in panels for one in panel.get("targets", [])]
     alarms = [rule for group in rules()["groups"] for rule in group["rules"]]
     for filtered, ours in (
-        (targets, '{ray_io_cluster=~"$Cluster"}'),
+        (targets, '{ray_io_cluster=~"$Cluster"'),
         (alarms, '{namespace="default", ray_io_cluster=~"demo-tetris-serve-[a-z0-9]+"'),
     ):
         for expression in (one["expr"] for one in filtered):

@@ -156,12 +156,13 @@ MONITORING = """
 # Where other namespaces have theirs too.
 ELSEWHERE = MONITORING.replace("ConfigMap/", "ConfigMap/default-")
 KEYS = "Secret/demo-tetris-serve-api-keys"
+RULES = "PrometheusRule/demo-tetris-serve"
 NAMES = {
     "demo-cpu": f"{ALWAYS} {KEYS}",
     "one-gpu": f"{ALWAYS} {KEYS} {CACHE}",
-    "many-gpus-eagle3": f"{ALWAYS} {KEYS} {CACHE} {MONITORING}",
+    "many-gpus-eagle3": f"{ALWAYS} {KEYS} {CACHE} {MONITORING} {RULES}",
     "production": f"""{ALWAYS} {CACHE} {ELSEWHERE}
-        HTTPRoute/demo-tetris-serve PrometheusRule/demo-tetris-serve
+        HTTPRoute/demo-tetris-serve {RULES}
         NetworkPolicy/demo-tetris-serve-head NetworkPolicy/demo-tetris-serve-worker
     """,
 }
