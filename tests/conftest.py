@@ -10,9 +10,9 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# As replicas have it: n-gram drafting would change OpenMP's number to that of cores, and
-# engines started afterwards would compute wrong products. Numba reads it when it is first
-# imported, and takes no other number once its threads run.
+# As replicas have it: n-gram drafting would change OpenMP's number to that of cores,
+# and engines started afterwards would compute wrong products. Numba reads it when it is
+# first imported, and takes no other number once its threads run.
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 import pytest
