@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from ray.serve import metrics
 
+from serving.front.request_class import DEFAULT_CLASS
+
 if TYPE_CHECKING:
     from serving.front.fleet_client import FleetClient
 
@@ -42,7 +44,8 @@ class FrontMetrics:
             "Requests that wait in a front for a seat, by class.",
             ("request_class",),
         )
-        self._seen_waiting: set[str] = set()
+        # Told from the beginning: who waits seldom shall see that nobody does.
+        self._seen_waiting = {DEFAULT_CLASS}
         self._unplaced = metrics.Gauge(
             "tetris_unplaced_requests", "Requests that wait for a replica."
         )
