@@ -112,7 +112,7 @@ def test_no_try_is_made_of_who_cannot_have_drafts(tiny_pair):
     off = {"extra_args": {"speculative_decoding": "off"}}
     (opted_out,) = add_requests(scheduler, 1, prefix="opted_out", **off)
     StandInWorker().step(scheduler)
-    can_draft = scheduler._can_draft
+    can_draft = scheduler._drafts.rooms.can_draft
     assert can_draft(long, 0)
     assert can_draft(long, DEPTH - 1)
     # Of two tokens that are left the target itself brings one.

@@ -122,7 +122,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if self._skipping.num_skipped:
             attempt("skip_error", self._tell_skipped)
         attempt("timing_error", self._learn_timing, now_s)
-        attempt("watchdog_error", self._begin_watching)
+        attempt("watchdog_error", self._begin_watching, self._drafts.rooms.can_draft)
         try:
             self._selector.select(self._planner, self._probes)
         except Exception:
@@ -314,9 +314,6 @@ class TetrisScheduler(PlannerHost, Scheduler):
         return self._watchdog.observe(
             self.requests, req_ids, num_verified, num_accepted, self._drafts.locate
         )
-
-    def _can_draft(self, request: Request, position: int) -> bool:
-        return self._drafts.rooms.can_draft(request, position)
 
     def _forget(self, request: Request) -> None:
         self._drafts.forget(request.request_id)

@@ -99,7 +99,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         """Size the budget, then schedule as vLLM does."""
         started_s = time.perf_counter()
         self._guard.attempt("drafts_error", self._offers.drop_useless)
-        self._guard.attempt("watchdog_error", self._begin_watching)
+        self._guard.attempt(
+            "watchdog_error", self._begin_watching, self._offers.can_draft
+        )
         self._orders.begin(len(self.running))
         self._selection = self._guard.attempt("selection_error", self._select)
         self._batch.plan(self._planner)
@@ -305,9 +307,6 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             verification.confidence[rows].astype(np.float64),
             verification.num_admitted[rows].tolist(),
         )
-
-    def _can_draft(self, request: Request, position: int) -> bool:
-        return self._offers.can_draft(request, position)
 
     def _forget(self, request: Request) -> None:
         self._outcomes.confidence.forget(request.request_id)

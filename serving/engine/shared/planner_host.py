@@ -243,17 +243,13 @@ class PlannerHost:
         """Requests whose drafts the watchdog has verified; no planner is asked."""
         return frozenset() if self._watchdog is None else self._watchdog.probes
 
-    def _can_draft(self, request: Request, position: int) -> bool:
-        """Tell whether a draft of a request can be of use, 0 being its first."""
-        raise NotImplementedError
-
-    def _begin_watching(self) -> None:
+    def _begin_watching(self, can_draft: Callable[[Request, int], bool]) -> None:
         """Take from requests under quarantine the drafts that they may not have."""
         watchdog = self._watchdog
         if watchdog is not None:
             for req_id in watchdog.take_recovered():
                 self._guard.ask(self._planner.forget, req_id)
-            watchdog.begin_step(self.running, self._can_draft)
+            watchdog.begin_step(self.running, can_draft)
 
     def _count_planning(self, started_s: float) -> None:
         """Count the time since then as time spent on planning."""
