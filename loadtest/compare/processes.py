@@ -25,7 +25,13 @@ _ROLES = (
     ("vllm serve", "server"),
 )
 _OTHER = "other"
-VICTIMS = {"engine": ("engine",), "replica": ("replica", "server"), "front": ("front",)}
+HOST = "host"
+VICTIMS = {
+    "engine": ("engine",),
+    "replica": ("replica", "server"),
+    "front": ("front",),
+    HOST: ("raylet",),
+}
 """Roles of the processes that each kind of kill may hit."""
 
 _SPAWNED = "multiprocessing.spawn"

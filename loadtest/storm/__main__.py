@@ -13,12 +13,13 @@ from typing import Any
 from loadtest.client.errors import LoadTestError
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher
-from loadtest.compare.processes import VICTIMS
+from loadtest.compare.processes import HOST, VICTIMS
 from loadtest.compare.scrape import scrape
 from loadtest.environment import describe_run
 from loadtest.experiment import BenchFolder
 
 from .cases import make_cases
+from .hosts import Hosts
 from .judge import Judge, describe_stalls
 from .killer import kill_in_turn
 from .streams import run_streams
@@ -35,10 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     folder = BenchFolder(options.output)
     settings = [*_FLEET, *options.set]
-    launcher = Launcher(options.output / "logs", options.config, settings)
+    logs, has_hosts = options.output / "logs", HOST in options.kills
+    hosts = Hosts(logs, options.config, settings) if has_hosts else None
+    fleet = hosts or Launcher(logs, options.config, settings)
     try:
-        with launcher.run(parse_arm(options.policy), _say) as deployment:
-            results = asyncio.run(_play(options, deployment))
+        with fleet.run(parse_arm(options.policy), _say) as deployment:
+            results = asyncio.run(_play(options, deployment, hosts))
     except LoadTestError as error:
         _say(f"error: {error}")
         return 2
@@ -67,13 +70,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--in-flight", type=int, default=16, help="streams at a time")
     add("--streams", type=int, default=1000, help="fewest in all")
     add("--prompts", type=int, default=63, help="different requests")
-    add("--kills", nargs="+", choices=VICTIMS, default=[*VICTIMS])
+    add(
+        "--kills",
+        nargs="+",
+        choices=VICTIMS,
+        help="default: all but host, for which two hosts are made, as root",
+    )
+    parser.set_defaults(kills=[kind for kind in VICTIMS if kind != HOST])
     add("--each", type=int, default=10, help="kills of each kind")
     add("--seed", type=int, default=0, help="of victims and moments")
     return parser.parse_args(arguments)
 
 
-async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
+async def _play(
+    options: argparse.Namespace, deployment: Deployment, hosts: Hosts | None
+) -> dict[str, Any]:
     endpoint, kinds = deployment.endpoint, options.kills * options.each
     cases = make_cases(options.prompts)
     server = endpoint.url, endpoint.find_model()
@@ -89,7 +100,7 @@ async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str
     # Often: what dies takes its counts along.
     with scrape(deployment, looks_per_page=1) as seen:
         killing = asyncio.create_task(
-            kill_in_turn(deployment, kinds, options.seed, _say)
+            kill_in_turn(deployment, kinds, options.seed, _say, hosts)
         )
         numbered = enumerate(itertools.cycle(cases))
         asked = itertools.takewhile(

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 from loadtest.client.errors import LoadTestError
 from loadtest.compare.deployment import Deployment
-from loadtest.compare.processes import VICTIMS, find_victims
+from loadtest.compare.processes import HOST, VICTIMS, find_victims
+
+from .hosts import Hosts
 
 MAX_RECOVERY_S: Final = 300.0
 _LOOK_S: Final = 0.25
@@ -18,9 +20,15 @@ streams."""
 
 
 async def kill_in_turn(
-    deployment: Deployment, kinds: list[str], seed: int, say: Callable[[str], None]
+    deployment: Deployment,
+    kinds: list[str],
+    seed: int,
+    say: Callable[[str], None],
+    hosts: Hosts | None = None,
 ) -> list[dict[str, Any]]:
     """Kill one process of each kind, the next when all are back and replicas answer.
+
+    With hosts, the one that has no front may be killed too.
 
     Returns:
         `kind`, `at_s` (monotonic) and `recovered_after_s` of every kill.
@@ -40,9 +48,15 @@ async def kill_in_turn(
     kills: list[dict[str, Any]] = []
     for kind in kinds:
         await asyncio.sleep(draw.uniform(*_PAUSE_S))
-        victim = draw.choice(find_victims(pid, kind))
+        victims = find_victims(pid, kind)
+        if kind == HOST:
+            assert hosts is not None  # Asked for with a second host alone.
+            victims = [*filter(hosts.is_far, victims)]
+        victim = draw.choice(victims)
         at_s = time.monotonic()
         victim.kill()
+        if kind == HOST and hosts is not None:
+            await asyncio.to_thread(hosts.start_far)
         # In a thread: looking through processes takes a while, and clients stream.
         while not await asyncio.to_thread(is_whole):
             if time.monotonic() - at_s > MAX_RECOVERY_S:

@@ -1,0 +1,178 @@
+"""A fleet over two hosts, of which one can be killed and started anew.
+
+A network namespace stands for the other host, which takes root.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+import yaml
+
+from loadtest.client.endpoint import Endpoint
+from loadtest.client.errors import LoadTestError
+from loadtest.compare.arms import Arm
+from loadtest.compare.deployment import (
+    Deployment,
+    find_config,
+    find_free_port,
+    run_logged,
+)
+from loadtest.environment import REPO
+from loadtest.result_folder import read_tail
+
+_NEAR_IP: Final = "10.213.8.1"
+_FAR_IP: Final = "10.213.8.2"
+_NEAR_END, _FAR_END, _NAMESPACE = "storm-near", "storm-far", "storm-host"
+_TIMEOUT_S = 600.0
+_SETTLE_S = 6.0
+_OBJECT_STORE_BYTES = 200_000_000
+_ENV = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_metrics_report_interval_ms": "4000",
+    # As the chart has it, and `tetris-serve up`.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+}
+
+
+@contextmanager
+def _wire() -> Iterator[None]:
+    """Have a host of its own while the block runs, and a wire to it."""
+    if os.geteuid() != 0:
+        raise LoadTestError("a second host is a network namespace: run this as root")
+    # Of a run that was killed.
+    subprocess.run(["ip", "netns", "delete", _NAMESPACE], capture_output=True)
+    _ip(f"netns add {_NAMESPACE}")
+    try:
+        _ip(f"link add {_NEAR_END} type veth peer name {_FAR_END} netns {_NAMESPACE}")
+        _ip(f"address add {_NEAR_IP}/30 dev {_NEAR_END}")
+        _ip(f"link set {_NEAR_END} up")
+        _ip(f"-n {_NAMESPACE} address add {_FAR_IP}/30 dev {_FAR_END}")
+        _ip(f"-n {_NAMESPACE} link set {_FAR_END} up")
+        _ip(f"-n {_NAMESPACE} link set lo up")
+        yield
+    finally:
+        _ip(f"netns delete {_NAMESPACE}")
+
+
+def _ip(words: str) -> None:
+    done = subprocess.run(["ip", *words.split()], capture_output=True, text=True)
+    if done.returncode:
+        raise LoadTestError(f"ip {words}: {done.stderr.strip()}")
+
+
+@dataclass
+class Hosts:
+    """A head with the fronts and an engine, and a host with another engine.
+
+    Attributes:
+        settings: `section.setting=value`, beside those of the file `config`.
+    """
+
+    logs: Path
+    config: str
+    settings: Sequence[str]
+    _far: ExitStack = field(default_factory=ExitStack)
+    _num_starts: int = 0
+    _gcs_port: int = field(default_factory=find_free_port)
+
+    @contextmanager
+    def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
+        """Have a policy served by both hosts while the block runs."""
+        dashboard, metrics, port = (find_free_port() for _ in range(3))
+        with _wire(), ExitStack() as nodes:
+            say(f"starting two hosts; their output goes to {self.logs}")
+            head = (
+                f"--head --port={self._gcs_port} --node-ip-address={_NEAR_IP} "
+                f"--dashboard-port={dashboard} --metrics-export-port={metrics} "
+                f"--ray-client-server-port={find_free_port()} --labels=at=head"
+            )
+            self._start_node(nodes, "head", head)
+            nodes.callback(self._far.close)
+            self.start_far()
+            file = self.logs / "serve.yaml"
+            file.write_text(yaml.safe_dump(self._describe(arm, port)))
+            command = [_program("serve"), "deploy", str(file)]
+            address = f"http://127.0.0.1:{dashboard}"
+            with run_logged(
+                [*command, "--address", address], self.logs / "deploy.log", self._env()
+            ) as deploying:
+                deploying.wait(_TIMEOUT_S)
+            endpoint = Endpoint(f"http://{_NEAR_IP}:{port}")
+            self._wait_until_ready(endpoint, address)
+            pages = (f"http://{_NEAR_IP}:{metrics}/metrics",)
+            yield Deployment(endpoint, pages, _SETTLE_S, os.getpid())
+
+    def start_far(self) -> None:
+        """Start the other host, again if it was killed."""
+        self._far.close()
+        self._num_starts += 1
+        options = f"--address={_NEAR_IP}:{self._gcs_port} --node-ip-address={_FAR_IP}"
+        enter = ("nsenter", f"--net=/run/netns/{_NAMESPACE}")
+        self._start_node(self._far, f"far-{self._num_starts}", options, *enter)
+
+    @staticmethod
+    def is_far(process: psutil.Process) -> bool:
+        """Return whether a raylet is the other host's."""
+        with suppress(psutil.NoSuchProcess):
+            return any(_FAR_IP in word for word in process.cmdline())
+        return False
+
+    def _env(self) -> dict[str, str]:
+        return {**os.environ, **_ENV, "RAY_ADDRESS": f"{_NEAR_IP}:{self._gcs_port}"}
+
+    def _start_node(
+        self, stack: ExitStack, name: str, options: str, *prefix: str
+    ) -> None:
+        agent = f"--dashboard-agent-listen-port={find_free_port()}"
+        # One engine each: no host takes both.
+        rest = f"--num-cpus=1 --object-store-memory={_OBJECT_STORE_BYTES} {agent}"
+        command = [*prefix, _program("ray"), "start", "--block", *shlex.split(options)]
+        log = self.logs / f"{name}.log"
+        node = stack.enter_context(
+            run_logged([*command, *rest.split()], log, self._env())
+        )
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while "Ray runtime started" not in log.read_text(errors="replace"):
+            if node.poll() is not None or time.monotonic() > deadline_s:
+                raise LoadTestError(f"{name} did not start:\n{read_tail(log)}")
+            time.sleep(0.2)
+
+    def _describe(self, arm: Arm, port: int) -> dict[str, Any]:
+        """Return a file for `serve deploy`."""
+        described = yaml.safe_load((REPO / "configs/serve/tiny.yaml").read_text())
+        described["http_options"] = {"host": _NEAR_IP, "port": port}
+        assert arm.policy is not None  # Storms are not for others' servers.
+        policy = arm.policy.settings() | {"audit": 0}
+        own = {f"policy.{name}": value for name, value in policy.items()}
+        own |= {"config": str(find_config(self.config).resolve())}
+        own |= {"replicas.num_cpus": 1, "http.fronts.label_selector": {"at": "head"}}
+        for setting in self.settings:
+            name, _, value = setting.partition("=")
+            own[name] = yaml.safe_load(value)
+        described["applications"][0]["args"] |= own
+        return dict(described)
+
+    def _wait_until_ready(self, endpoint: Endpoint, dashboard: str) -> None:
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while endpoint.why_silent() is not None or endpoint.count_replicas() != 2:
+            if time.monotonic() > deadline_s:
+                page = f"{dashboard}/api/serve/applications/"
+                answer = httpx.get(page, trust_env=False, timeout=60).text
+                raise LoadTestError(f"the fleet is not ready: {answer[:2000]}")
+            time.sleep(0.5)
+
+
+def _program(name: str) -> str:
+    """Return a command of the environment that runs us."""
+    return str(Path(sys.executable).with_name(name))
