@@ -179,7 +179,9 @@ class FleetClient(EngineCoreClient):
 
     def tell_waiting(self) -> None:
         """Tell replicas what waits for them; call it now and then."""
-        self._links.tell_waiting(sum(one.lease is None for one in self._requests))
+        num_waiting = sum(one.lease is None for one in self._requests)
+        # Of what drains Serve asks nothing more: told there, it would be forgotten.
+        self._links.tell_waiting(num_waiting, self.routing.staying)
 
     def fail_overdue(self) -> None:
         """Fail what has waited too long for a replica; call it now and then."""

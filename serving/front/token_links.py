@@ -11,7 +11,7 @@ from serving.engine.compat import EngineCoreOutputs, MsgpackDecoder
 from serving.front.token_link import TokenLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from serving.front.token_link import OnLost, OnState
     from serving.replica.token_channel import LinkOffer
@@ -73,10 +73,11 @@ class TokenLinks:
             self.all = tuple(self._links.values())
         return link
 
-    def tell_waiting(self, num_waiting: int) -> None:
-        """Tell replicas what waits for any of them, each its share."""
+    def tell_waiting(self, num_waiting: int, takers: Collection[TokenLink]) -> None:
+        """Tell those that may take it what waits for any of them, each its share."""
+        share = math.ceil(num_waiting / max(1, len(takers)))
         for link in self:
-            link.tell_waiting(math.ceil(num_waiting / len(self)))
+            link.tell_waiting(share if link in takers else 0)
 
     def close(self) -> None:
         """Lose all of them."""

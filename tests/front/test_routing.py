@@ -182,6 +182,20 @@ async def test_seats_of_a_replica_that_drains_are_nobodys(scene):
     assert len(stays.running) == 9
 
 
+async def test_what_waits_is_told_to_whom_may_take_it(scene):
+    routed = Routed(scene, "drains")
+    stays = routed.add("stays", num_seats=4)
+    await routed.connect()
+    stays.is_held = True
+    routed.running.remove("drains")
+    for n in range(9):
+        await scene.client.add_request_async(make_request(f"w{n}"))
+    await until(lambda: len(stays.running) >= 5)
+    scene.client.tell_waiting()
+    await until(lambda: stays.leases.num_wanted == 9)
+    assert not routed.replicas["drains"].leases.num_wanted
+
+
 async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(scene):
     routed = Routed(scene, "a", "b")
     routed.replicas["b"].die()
