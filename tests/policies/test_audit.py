@@ -291,14 +291,6 @@ def test_an_audited_policy_keeps_the_contract(policy):
     check_planner(build, max_depth=4, num_steps=600)
 
 
-def test_what_only_the_policy_has_is_found_behind_the_audit():
-    audited = make_audited(build_planner(PolicySpec("goodput", max_draft_tokens=4)))
-    assert 1 <= audited.best_fixed(3) <= 4
-    assert audited.plan is audited.inner.plan
-    with pytest.raises(AttributeError):
-        audited.nobody_has_this  # noqa: B018 - asked for, to be refused
-
-
 def test_a_ledger_forgets_what_is_older_than_an_hour_of_work():
     ledger = Ledger()
     for step in range(1000):

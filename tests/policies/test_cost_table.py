@@ -150,24 +150,6 @@ def test_what_a_token_costs_beside_a_neighbour_is_learnt(factor, constant_ms):
         assert table.at(count) == pytest.approx(run(count), rel=0.1)
 
 
-@pytest.mark.parametrize(("low", "high"), [(1, 32), (57, 136)])
-def test_a_staircase_shows_as_one_where_the_engine_pads(low, high):
-    table = CostTable(512, first_ms=1, per_unit_ms=1, padded_sizes=SIZES)
-    rng = np.random.default_rng(1)
-    for _ in range(3000):
-        count = int(rng.integers(low, high + 1))
-        noise = rng.lognormal(0, 0.02)
-        table.observe(count, noise * (20.0 + 10.0 * -(-count // 8)))
-    tops = np.arange(low + 7, high + 1, 8.0)
-    expected = 20.0 + 10.0 * tops / 8
-    # From the first token of a stair to the last; the next one is 10 ms up. The level
-    # follows the last samples and their noise.
-    expected *= table.predict(tops).mean() / expected.mean()
-    assert table.predict(tops - 7) == pytest.approx(expected, abs=2.5)
-    assert table.predict(tops) == pytest.approx(expected, abs=2.5)
-    assert table.predict(tops).mean() == pytest.approx(20 + 1.25 * tops.mean(), 0.05)
-
-
 @pytest.mark.parametrize("padded_sizes", [(), (8, 16)])
 def test_one_look_up_a_range_and_many_agree(padded_sizes):
     table = CostTable(64, first_ms=1.0, per_unit_ms=1.0, padded_sizes=padded_sizes)
