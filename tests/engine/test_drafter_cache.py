@@ -23,34 +23,6 @@ def test_a_resumed_request_forgets_what_it_missed_and_one_that_ended_is_pruned()
     assert fill_one(cache, "3", 0, 3, BLOCKS[3:]) is None
 
 
-def test_requests_of_a_step_are_filled_together_as_they_would_be_one_by_one():
-    rng = np.random.default_rng(0)
-    num_reqs, num_spans = 12, 0
-    req_ids = [str(row) for row in range(num_reqs)]
-    together, single = DrafterCache(block_size=4), DrafterCache(block_size=4)
-    for _ in range(200):
-        starts = rng.integers(0, 60, num_reqs).astype(np.int32)
-        counts = rng.integers(1, 20, num_reqs)
-        # Few ids: requests share blocks, and others' blocks are used again.
-        blocks = rng.integers(1, 60, (num_reqs, 20)).astype(np.int32)
-        for row in rng.choice(num_reqs, 3, replace=False).tolist():
-            span = int(starts[row]), int(counts[row]), blocks[row]
-            together.skip(req_ids[row], *span)
-            single.skip(req_ids[row], *span)
-        starts += rng.integers(-3, 4, num_reqs).clip(-starts)
-        spans = zip(starts.tolist(), counts.tolist(), blocks, strict=True)
-        one_by_one = [
-            fill_one(single, req_id, *span)
-            for req_id, span in zip(req_ids, spans, strict=True)
-        ]
-        firsts = together.fill(req_ids, starts, counts, blocks)
-        assert firsts == {n: at for n, at in enumerate(one_by_one) if at is not None}
-        assert together == single
-        num_spans += len(firsts)
-    assert num_spans > 100
-    assert single._incomplete_blocks
-
-
 def test_what_was_skipped_is_missing_until_somebody_fills_it():
     cache = DrafterCache(block_size=4)
     assert fill_one(cache, "a", 9, 1, BLOCKS) is None

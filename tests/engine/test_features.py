@@ -81,25 +81,6 @@ def test_a_stop_string_inside_a_block_ends_the_text_there(include, plain, compar
         assert how == [text[:end], "stop", stop]
 
 
-RESHAPES = (
-    {"repetition_penalty": 1.3},
-    {"frequency_penalty": 0.8},
-    {"presence_penalty": 0.8},
-    {"allowed_token_ids": list(range(10, 40))},
-    {"bad_words": ["a", "e", "01"]},
-)
-
-
-def test_what_reshapes_the_targets_law_counts_accepted_drafts_too(plain, compare):
-    """Inside a block the penalties of later positions depend on earlier drafts."""
-    params = [greedy(40, **changes) for changes in RESHAPES for _ in PROMPTS]
-    expected, _ = compare(PROMPTS * len(RESHAPES), params)
-    reshaped = summarize_all(expected)
-    unchanged = plain.answer(PROMPTS, greedy(40))
-    for first in range(0, len(params), len(PROMPTS)):
-        assert reshaped[first : first + len(PROMPTS)] != unchanged
-
-
 def test_top_k_alone_survives_steps_without_drafts(tetris):
     """Upstream ends the engine: it looks for the largest k among no rows at all.
 

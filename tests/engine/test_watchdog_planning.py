@@ -80,28 +80,6 @@ def test_without_an_alarm_nothing_is_decided_otherwise(tiny_pair):
     assert watched == unwatched
 
 
-def test_a_client_that_hangs_up_during_a_step_is_no_fault(tiny_pair):
-    """So few run that the watchdog looks at every step."""
-    from vllm.v1.request import RequestStatus
-
-    run, heard = Run(tiny_pair, policy="fixed"), []
-    plan_instead(run.scheduler, observe=heard.append)
-    scheduler, worker = run.scheduler, run.worker
-    for number in range(10):
-        run.step()
-        output = scheduler.schedule()
-        sampled, drafts = worker.execute(output)
-        # In the end all of them at once.
-        num_gone = 1 if number < 9 else NUM_REQS
-        drafting = list(output.scheduled_spec_decode_tokens)
-        gone, others = drafting[:num_gone], drafting[num_gone:]
-        scheduler.finish_requests(gone, RequestStatus.FINISHED_ABORTED)
-        scheduler.update_from_output(output, sampled)
-        scheduler.update_draft_token_ids(drafts)
-        assert not run.counters.num_fallbacks
-        assert heard[-1].req_ids == tuple(others)
-
-
 def test_no_try_is_made_of_who_cannot_have_drafts(tiny_pair):
     """Who opted out, is at the end, or has not had its whole prompt yet."""
     from tests.engine.stand_in_worker import StandInWorker, add_requests
