@@ -81,9 +81,7 @@ def engine(tiny_pair, plain):
 @pytest.mark.parametrize(
     ("policy", "draft_tokens", "max_draft_tokens"),
     [
-        ("fixed", 1, 5),
         ("fixed", 4, 5),
-        ("tetris", 1, 2),
         ("tetris", 2, 5),
         ("dynamic", 4, 4),
         ("goodput", 4, 4),

@@ -103,20 +103,12 @@ def test_prices_that_lost_all_sense_are_dropped_for_the_profile_and_counted():
     assert table.num_resets == 1
 
 
-def test_one_outlier_moves_a_settled_table_little_and_a_shift_that_ends_nothing():
-    table, shifted = make_table(64), make_table(64)
+def test_one_outlier_moves_a_settled_table_little():
+    table = make_table(64)
     for _ in range(200):
         table.observe(8, 20.0)
-        shifted.observe(8, 20.0)
     table.observe(8, 2000.0)
     assert float(table.predict(8.0)) == pytest.approx(20.0, rel=0.05)
-
-    # Up by a hundred, in part as a constant, and back: nothing is read in between, and
-    # what did not run follows.
-    factors = [shifted.observe(8, ms) for ms in (2000.0,) * 3 + (20.0,) * 4]
-    assert all(factor > 0.0 for factor in factors)
-    assert max(factors) > 2.0
-    assert float(shifted.predict(8.0)) == pytest.approx(20.0, rel=0.2)
 
 
 @pytest.mark.parametrize(

@@ -95,16 +95,6 @@ def test_a_sudden_slowdown_is_not_taken_for_the_price_of_context():
     assert cost.target.at(16) == pytest.approx(40.0, rel=0.15)
 
 
-def test_no_step_is_free_however_steep_context_looks():
-    cost = make_cost()
-    rng = np.random.default_rng(4)
-    for context in rng.integers(5000, 9000, 200).tolist():
-        cost.observe(take_step(2.0 + 0.01 * context, context=context, num_reqs=16))
-    assert cost.context_ms(2000) == pytest.approx(20.0, rel=0.2)
-    sizes = np.arange(1.0, 65.0)
-    assert (cost.batch_ms(sizes, 440.0) > 0.2 * cost.target.predict(1.0)).all()
-
-
 def test_growing_contexts_do_not_take_the_price_of_tokens():
     """A load that fills up: more requests, longer contexts and more drafts at once."""
     rng = np.random.default_rng(11)
