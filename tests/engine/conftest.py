@@ -200,6 +200,26 @@ def plain(tiny_pair):
         yield engine
 
 
+@pytest.fixture(scope="session")
+def _speculating(tiny_pair, plain):
+    with run_engine(
+        *tiny_pair,
+        policy="tetris",
+        skip_tokenizer_init=False,
+        block_size=BLOCK,
+        scheduling_policy="priority",
+        per_request_spec_decode_metrics="detailed",
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture
+def tetris(_speculating):
+    """An engine that drafts four tokens a request and verifies two, as if new."""
+    own = {"draft_tokens": 2, "max_draft_tokens": 4, "classes": {}, "params": {}}
+    return _speculating.start_over("tetris", **own)
+
+
 @pytest.fixture
 def no_host_time(monkeypatch):
     """Let steps take what their stand-in worker says, however busy the machine is."""

@@ -8,7 +8,6 @@ import pytest
 from policies.planner import Planner
 from policies.types import DraftSelection
 from tests.engine.checks import draw_prompts, greedy, summarize_all
-from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs, plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -19,21 +18,12 @@ CLASSES = {
     "default": {"weight": 2.0},
 }
 
-DEPTH = 4
-
-
-@pytest.fixture(scope="module")
-def with_priorities(tiny_pair, plain):
-    args = {"policy": "fixed", "draft_tokens": DEPTH, "scheduling_policy": "priority"}
-    with run_engine(*tiny_pair, **args) as engine:
-        yield engine
-
 
 @pytest.fixture
-def engine(with_priorities):
+def engine(tetris):
     """An engine with request classes, as if new."""
-    with_priorities.set_policy("goodput", max_draft_tokens=DEPTH, classes=CLASSES)
-    return with_priorities
+    tetris.set_policy("goodput", classes=CLASSES)
+    return tetris
 
 
 def overhear(engine, method):
@@ -92,8 +82,8 @@ class EveryOther(Planner):
         pass
 
 
-def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(with_priorities):
-    engine, name = with_priorities, f"{__name__}:EveryOther"
+def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(tetris):
+    engine, name = tetris, f"{__name__}:EveryOther"
     engine.set_policy(name, max_draft_tokens=3, params={"num_kept": 2})
     engine.complete(draw_prompts(4), greedy(16))
     counters = engine.counters
@@ -102,4 +92,3 @@ def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(with_priorities
     assert counters.num_verified_tokens > 0
     # Of at most four requests two verify two of three drafts each.
     assert counters.num_verified_tokens <= counters.num_proposed_tokens / 3
-    engine.set_policy("fixed", draft_tokens=DEPTH, params={})  # For its neighbours.

@@ -12,7 +12,6 @@ import pytest
 from policies.types import DraftSelection
 from serving.engine.shared.faults import select_checked
 from tests.engine.checks import Arrival, draw_prompts, greedy
-from tests.engine.conftest import run_engine
 from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.faults]
@@ -33,16 +32,9 @@ def expected(plain):
     return plain.answer(PROMPTS, PARAMS)
 
 
-@pytest.fixture(scope="module")
-def tetris(tiny_pair, plain):
-    with run_engine(*tiny_pair, policy="tetris") as engine:
-        yield engine
-
-
 @pytest.fixture
 def engine(tetris):
-    """An engine that drafts four tokens a request and verifies two, as if new."""
-    tetris.set_policy("tetris", draft_tokens=2, max_draft_tokens=DEPTH)
+    """Drafts of `DEPTH`, of which the policy verifies half."""
     return tetris
 
 

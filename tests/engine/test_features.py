@@ -16,24 +16,11 @@ from tests.engine.checks import (
     greedy,
     summarize_all,
 )
-from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.conftest import BLOCK
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 PROMPTS = draw_prompts(6)
-
-
-@pytest.fixture(scope="module")
-def tetris(tiny_pair, plain):
-    """The same target with a draft that is often right."""
-    with run_engine(
-        *tiny_pair,
-        policy="tetris",
-        per_request_spec_decode_metrics="detailed",
-        skip_tokenizer_init=False,
-        block_size=BLOCK,
-    ) as engine:
-        yield engine
 
 
 @pytest.fixture
@@ -112,7 +99,6 @@ def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(tetris, monkeypa
 
 def test_acceptance_is_reported_request_by_request(tetris, compare):
     """Their sums are the scheduler's counters, and vLLM's own metrics."""
-    tetris.set_policy("tetris")
     counters = tetris.counters
     before = read_metrics(tetris)
     opted_out = greedy(extra_args={"speculative_decoding": "off"})
