@@ -26,6 +26,9 @@ BLOCK = 32
 """The smallest KV block of vLLM's CPU attention; the default, 128, is longer than what
 most tests share."""
 
+OWN_DEPTH = 5
+"""To which `own_draft` may draft."""
+
 ENGINE_DIR = Path(__file__).parent
 
 THIRD_PARTY_MAY_WARN = ("ignore", r"error:::(policies|serving|tests)\.")
@@ -197,6 +200,23 @@ def plain(tiny_pair):
     and ours repair them.
     """
     with run_engine(tiny_pair[0], skip_tokenizer_init=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def own_draft(tiny_pair, plain):
+    """The target drafts `OWN_DEPTH` tokens for itself, so that all drafts are right.
+
+    One that is rejected means a hole in the drafter's cache.
+    """
+    with run_engine(
+        tiny_pair[0],
+        tiny_pair[0],
+        policy="fixed",
+        draft_tokens=OWN_DEPTH,
+        block_size=BLOCK,
+        max_num_batched_tokens=256,  # Some catch-ups take several passes.
+    ) as engine:
         yield engine
 
 

@@ -5,28 +5,19 @@ from itertools import chain, repeat
 import pytest
 
 from tests.engine.checks import Arrival, draw_prompt, greedy
-from tests.engine.conftest import BLOCK, run_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.faults]
 
 DEPTH = 3
 
 
-@pytest.fixture(scope="module")
-def drafting(tiny_pair, plain):
-    """The target drafts for itself: what is rejected, a test has broken."""
-    target, usual = tiny_pair[0], {"policy": "fixed", "draft_tokens": DEPTH}
-    with run_engine(target, target, block_size=BLOCK, **usual) as engine:
-        yield engine
-
-
 @pytest.fixture
-def engine(drafting):
+def engine(own_draft):
     """An engine that has seen enough drafts to know what is usual."""
-    drafting.start_over("fixed", draft_tokens=DEPTH)
-    drafting.drive(make_arrivals(8, 1, prompt_len=30, max_tokens=150))
-    assert not drafting.counters.num_quarantines
-    return drafting
+    own_draft.start_over("fixed", draft_tokens=DEPTH)
+    own_draft.drive(make_arrivals(8, 1, prompt_len=30, max_tokens=150))
+    assert not own_draft.counters.num_quarantines
+    return own_draft
 
 
 def make_arrivals(num_reqs, seed, *, prompt_len, max_tokens):
