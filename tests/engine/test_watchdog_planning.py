@@ -25,7 +25,7 @@ class Run:
         self.scheduler = make_cpu_scheduler(pair, **section)
         self.counters = self.scheduler.counters
         self.worker, self.learnt, self._number = StandInWorker(), [], 0
-        self.num_drafts = {}
+        self.num_drafts, self.lengths = {}, {"prompt_len": 10, "max_tokens": 200}
         self._observe = self.scheduler._planner.observe
         plan_instead(self.scheduler, observe=self._learn)
 
@@ -37,11 +37,10 @@ class Run:
         """Take a step; return the depths drafted to, and how many were verified."""
         from tests.engine.stand_in_worker import add_requests
 
-        lengths = {"prompt_len": 10, "max_tokens": 200}
         for name in ("chat", "bulk"):
             there = sum(one.startswith(name) for one in self.scheduler.requests)
             self._number += 1
-            own = {"prefix": f"{name}{self._number}-", **lengths}
+            own = {"prefix": f"{name}{self._number}-", **self.lengths}
             own["extra_args"] = {"request_class": name}
             add_requests(self.scheduler, NUM_REQS // 2 - there, **own)
         output = self.worker.step(self.scheduler)
@@ -76,6 +75,8 @@ def test_a_class_that_collapses_alone_is_told_and_left_alone(tiny_pair, caplog):
     """The others draft on, and planners learn of them alone."""
     classes = {"chat": {"weight": 2.0}, "bulk": {}}
     run = Run(tiny_pair, policy="fixed", classes=classes)
+    # All contexts are of one bucket: they tell nobody apart.
+    run.lengths = {"prompt_len": 130, "max_tokens": 100}
     for _ in range(200):
         run.step()
     run.worker.is_broken = lambda req_id: req_id.startswith("chat")
