@@ -26,6 +26,9 @@ BLOCK = 32
 """The smallest KV block of vLLM's CPU attention; the default, 128, is longer than what
 most tests share."""
 
+OWN_DEPTH = 5
+"""To which `own_draft` may draft."""
+
 ENGINE_DIR = Path(__file__).parent
 
 THIRD_PARTY_MAY_WARN = ("ignore", r"error:::(policies|serving|tests)\.")
@@ -198,6 +201,43 @@ def plain(tiny_pair):
     """
     with run_engine(tiny_pair[0], skip_tokenizer_init=False) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def own_draft(tiny_pair, plain):
+    """The target drafts `OWN_DEPTH` tokens for itself, so that all drafts are right.
+
+    One that is rejected means a hole in the drafter's cache.
+    """
+    with run_engine(
+        tiny_pair[0],
+        tiny_pair[0],
+        policy="fixed",
+        draft_tokens=OWN_DEPTH,
+        block_size=BLOCK,
+        max_num_batched_tokens=256,  # Some catch-ups take several passes.
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def _speculating(tiny_pair, plain):
+    with run_engine(
+        *tiny_pair,
+        policy="tetris",
+        skip_tokenizer_init=False,
+        block_size=BLOCK,
+        scheduling_policy="priority",
+        per_request_spec_decode_metrics="detailed",
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture
+def tetris(_speculating):
+    """An engine that drafts four tokens a request and verifies two, as if new."""
+    own = {"draft_tokens": 2, "max_draft_tokens": 4, "classes": {}, "params": {}}
+    return _speculating.start_over("tetris", **own)
 
 
 @pytest.fixture

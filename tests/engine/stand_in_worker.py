@@ -98,11 +98,12 @@ class StandInWorker:
     """Drafts, verifies and takes time as a worker of a small model would.
 
     Attributes:
-        is_broken: Whether no draft is accepted, however sure the drafter is.
+        is_broken: Of which requests, by id, no draft is accepted, however sure the
+            drafter is.
     """
 
     def __init__(self):
-        self.is_broken = False
+        self.is_broken = lambda req_id: False
         self._rng = np.random.default_rng(0)
         counts = (1, 8, 64, 512)
         target_ms = tuple(20.0 + 0.1 * count for count in counts)
@@ -121,7 +122,7 @@ class StandInWorker:
         """Run a step in which every request decodes, or has its whole prompt."""
         req_ids = list(output.num_scheduled_tokens)
         scheduled = output.scheduled_spec_decode_tokens
-        sampled = [self._sample(len(scheduled.get(r, ()))) for r in req_ids]
+        sampled = [self._sample(r, len(scheduled.get(r, ()))) for r in req_ids]
         depth = output.num_spec_tokens_to_schedule
         confidence = self._rng.beta(4.0, 1.5, (len(req_ids), depth))
         stop = getattr(output, STOP_ATTRIBUTE, None)
@@ -143,7 +144,7 @@ class StandInWorker:
         rows = {req_id: row for row, req_id in enumerate(req_ids)}
         return ModelRunnerOutput(req_ids, rows, sampled), drafts
 
-    def _sample(self, num_drafts):
+    def _sample(self, req_id, num_drafts):
         rejected = np.flatnonzero(self._rng.random(num_drafts) > 0.7)
         num_accepted = int(rejected[0]) if rejected.size else num_drafts
-        return [7] * (1 if self.is_broken else num_accepted + 1)
+        return [7] * (1 if self.is_broken(req_id) else num_accepted + 1)

@@ -123,27 +123,6 @@ def test_requests_that_were_cut_off_say_nothing_about_lengths(status):
     assert growth == PRIOR_OUTPUT_TOKENS - 6
 
 
-def test_requests_that_come_together_are_counted_with_what_all_will_need():
-    # Two blocks each now, four in the end, all at the same time.
-    waiting = [make_request(32, max_tokens=32) for _ in range(6)]
-    scheduler = make_scheduler([], waiting, num_free=12)
-    limit(scheduler)
-    assert count_coming(scheduler) == 3
-    # vLLM admits the third with 2 + watermark <= 12 - 2 * 2.
-    assert scheduler.kv_cache_manager.watermark_blocks <= 6
-
-
-def test_a_batch_in_steady_turnover_is_not_charged_for_growth_it_never_has():
-    # One ends as another begins: what is returned pays for what grows.
-    running = [make_request(32, 10 * n, max_tokens=100) for n in range(10)]
-    num_held = sum(-(-(32 + 10 * n) // BLOCK) for n in range(10))
-    waiting, blocks = [make_request(32)], {"num_free": 20, "num_blocks": 20 + num_held}
-    scheduler = make_scheduler(running, waiting, **blocks)
-    limit(scheduler)
-    # All will emit 650 tokens more, or 41 blocks.
-    assert scheduler.kv_cache_manager.watermark_blocks < 10
-
-
 def test_the_plans_limits_hold_too():
     plan = BatchPlan(max_running=3, max_prefill_tokens=40, reserved_blocks=50)
     running = [make_request(32, 10) for _ in range(2)]

@@ -47,19 +47,6 @@ def test_a_step_tells_what_became_of_every_draft(board, clock):
     assert board.watch(step["step"])["steps"] == []
 
 
-def test_a_client_finds_its_request_by_the_end_of_its_id(board):
-    board.watch(0)
-    for req_id in ("chatcmpl-1795e1f2-8ad0-ced53b7c-0f3d9a21", "x"):
-        board.start_step()
-        # Drafts without confidence have no survival.
-        board.note_drafts({req_id: (5, 6)}, None, [1])
-        step = {"budget": 1, "depth": 2, "running": [req_id], "waiting": 0}
-        board.note_outcome([(req_id, 1, 2)], **step)
-    requests = [step["requests"][0] for step in board.watch(0)["steps"]]
-    assert [one["tag"] for one in requests] == ["ced53b7c", ""]
-    assert [(one["drafted"], one["survival"]) for one in requests] == [(2, [])] * 2
-
-
 def test_recording_ends_when_nobody_looks_and_begins_anew(board, clock):
     assert not board.is_watched
     board.watch(0)

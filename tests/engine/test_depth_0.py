@@ -9,7 +9,7 @@ import pytest
 from serving.engine.cpu.drafter_cache import DrafterCache
 from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY
 from tests.engine.checks import draw_prompt, draw_prompts, greedy
-from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.conftest import BLOCK, OWN_DEPTH
 from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -17,23 +17,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 DEPTH = 3
 
 
-@pytest.fixture(scope="module")
-def its_own_draft(tiny_pair, plain):
-    """The target drafts for itself: where drafts are rejected, a cache has holes."""
-    with run_engine(
-        tiny_pair[0],
-        tiny_pair[0],
-        policy="fixed",
-        draft_tokens=DEPTH,
-        block_size=BLOCK,
-        max_num_batched_tokens=256,  # Some catch-ups take several passes.
-    ) as engine:
-        yield engine
-
-
 @pytest.fixture
-def engine(its_own_draft):
-    return its_own_draft.start_over("fixed", draft_tokens=DEPTH)
+def engine(own_draft):
+    return own_draft.start_over("fixed", draft_tokens=DEPTH)
 
 
 def alternate(num_on, num_off):
@@ -94,7 +80,7 @@ def test_a_second_request_that_hits_the_cached_prefix_loses_nothing_either(
     assert num_cold >= TELL_ALL + (50 - TELL_ALL) // TELL_EVERY
     # Every token but the last of a request could have been followed by a draft.
     num_undrafted = engine.counters.num_cut_tokens["depth"]
-    assert num_undrafted == DEPTH * sum(len(tokens) - 1 for tokens in first)
+    assert num_undrafted == OWN_DEPTH * sum(len(tokens) - 1 for tokens in first)
 
     depth = DEPTH
     longer = [[*prompt, *own] for prompt, own in zip(prompts, first, strict=True)]
@@ -150,7 +136,8 @@ def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
     assert len(timings) < counters.num_steps / 2
     assert all(timing.depth == 0 for timing in timings)
     # What drafts would have had, but for the last token of each.
-    assert counters.num_cut_tokens["depth"] == DEPTH * (sum(lengths) - len(lengths))
+    num_undrafted = OWN_DEPTH * (sum(lengths) - len(lengths))
+    assert counters.num_cut_tokens["depth"] == num_undrafted
 
     # Who watches sees every step.
     scheduler.board.watch(0)

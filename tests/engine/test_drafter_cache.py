@@ -23,56 +23,6 @@ def test_a_resumed_request_forgets_what_it_missed_and_one_that_ended_is_pruned()
     assert fill_one(cache, "3", 0, 3, BLOCKS[3:]) is None
 
 
-def test_requests_of_a_step_are_filled_together_as_they_would_be_one_by_one():
-    rng = np.random.default_rng(0)
-    num_reqs, num_spans = 12, 0
-    req_ids = [str(row) for row in range(num_reqs)]
-    together, single = DrafterCache(block_size=4), DrafterCache(block_size=4)
-    for _ in range(200):
-        starts = rng.integers(0, 60, num_reqs).astype(np.int32)
-        counts = rng.integers(1, 20, num_reqs)
-        # Few ids: requests share blocks, and others' blocks are used again.
-        blocks = rng.integers(1, 60, (num_reqs, 20)).astype(np.int32)
-        for row in rng.choice(num_reqs, 3, replace=False).tolist():
-            span = int(starts[row]), int(counts[row]), blocks[row]
-            together.skip(req_ids[row], *span)
-            single.skip(req_ids[row], *span)
-        starts += rng.integers(-3, 4, num_reqs).clip(-starts)
-        spans = zip(starts.tolist(), counts.tolist(), blocks, strict=True)
-        one_by_one = [
-            fill_one(single, req_id, *span)
-            for req_id, span in zip(req_ids, spans, strict=True)
-        ]
-        firsts = together.fill(req_ids, starts, counts, blocks)
-        assert firsts == {n: at for n, at in enumerate(one_by_one) if at is not None}
-        assert together == single
-        num_spans += len(firsts)
-    assert num_spans > 100
-    assert single._incomplete_blocks
-
-
-def test_what_was_skipped_is_missing_until_somebody_fills_it():
-    cache = DrafterCache(block_size=4)
-    assert fill_one(cache, "a", 9, 1, BLOCKS) is None
-    cache.skip("a", 5, 1, BLOCKS)
-    cache.skip("a", 6, 6, BLOCKS)
-    # Whoever hits an incomplete block is filled from there.
-    cache.admit("b", 12, BLOCKS)
-    assert fill_one(cache, "b", 12, 1, BLOCKS) == 4
-    assert fill_one(cache, "a", 12, 1, BLOCKS) == 5
-    assert fill_one(cache, "a", 13, 1, BLOCKS) is None
-    cache.admit("c", 12, BLOCKS)
-    assert fill_one(cache, "c", 12, 1, BLOCKS) is None
-
-
-def test_what_is_in_doubt_is_filled_once_from_the_first_position():
-    cache = DrafterCache(block_size=4)
-    cache.skip("a", 5, 1, BLOCKS)
-    cache.doubt("a")
-    assert fill_one(cache, "a", 9, 1, BLOCKS) == 0
-    assert fill_one(cache, "a", 10, 1, BLOCKS) is None
-
-
 def test_spans_are_packed_into_passes_and_long_ones_cut():
     spans = [MissingSpan(0, 0, 5), MissingSpan(1, 10, 13), MissingSpan(2, 3, 4)]
     assert split_spans(spans, 6) == [

@@ -59,7 +59,7 @@ def models(tiny_pair, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start_over(models, expect):
-    """The engine of a method, once started, as if new."""
+    """The engine of a method, once started, as if new, or as it is with policy None."""
     speculative = {"ngram": LOOK_UP, "suffix": {}}
     with ExitStack() as stack:
 
@@ -68,12 +68,13 @@ def start_over(models, expect):
             expect(method)  # Before, for the sake of our kernels.
             own = {"method": method.split()[0], "block_size": BLOCK}
             own["speculative"] = speculative.get(method, SAMPLED)
-            engine = run_engine(*models[method], policy="tetris", **own)
-            return stack.enter_context(engine)
+            own |= {"policy": "goodput", "draft_tokens": DEPTH}
+            return stack.enter_context(run_engine(*models[method], **own))
 
         def start_over(method, policy="tetris", draft_tokens=2):
             depths = {"draft_tokens": draft_tokens, "max_draft_tokens": DEPTH}
-            return start(method).start_over(policy, **depths)
+            engine = start(method)
+            return engine if policy is None else engine.start_over(policy, **depths)
 
         yield start_over
 
@@ -171,6 +172,28 @@ def test_sampled_drafts_report_the_distribution_they_are_drawn_from(
     assert engine.counters.num_cut_tokens["budget"] > 0
 
 
+def test_look_ups_are_timed_and_further_drafts_priced_at_nothing(start_over):
+    """First of all: what was timed at start-up comes with its first drafts.
+
+    And only then.
+    """
+    engine = start_over("ngram", policy=None)
+    planner = engine.scheduler._planner
+    assert planner.export_state() == {}
+    for _ in range(20):
+        engine.complete(PROMPTS, PARAMS)
+    engine.check_counters()
+    cost = planner.cost
+    assert cost.num_steps >= MIN_STEPS_TO_EXPORT
+    assert planner.export_state()
+    report = planner.report()
+    assert report["measured_step_ms"] > 0.0
+    assert report["predicted_step_ms"] > 0.0
+    assert cost.draft_first.at(len(PROMPTS)) < 0.5 * cost.target.at(len(PROMPTS))
+    # By the priors, which nothing would correct, 7 ms.
+    assert float(cost.draft_next_ms(len(PROMPTS), DEPTH)) < 0.01
+
+
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_drafts_without_logits_go_by_learnt_acceptance(method, start_over, expect):
     if method == "suffix":
@@ -196,29 +219,6 @@ def test_drafts_without_logits_go_by_learnt_acceptance(method, start_over, expec
     if method == "suffix":
         # vLLM's insists on one depth; the policy's is not passed on.
         assert counters.draft_depth == DEPTH
-
-
-def test_look_ups_are_timed_and_further_drafts_priced_at_nothing(models):
-    """On an engine of its own: what was timed at start-up comes with its first drafts.
-
-    And only then.
-    """
-    args = {"policy": "goodput", "draft_tokens": DEPTH, "method": "ngram"}
-    with run_engine(models["ngram"][0], speculative=LOOK_UP, **args) as engine:
-        planner = engine.scheduler._planner
-        assert planner.export_state() == {}
-        for _ in range(20):
-            engine.complete(PROMPTS, PARAMS)
-        engine.check_counters()
-    cost = planner.cost
-    assert cost.num_steps >= MIN_STEPS_TO_EXPORT
-    assert planner.export_state()
-    report = planner.report()
-    assert report["measured_step_ms"] > 0.0
-    assert report["predicted_step_ms"] > 0.0
-    assert cost.draft_first.at(len(PROMPTS)) < 0.5 * cost.target.at(len(PROMPTS))
-    # By the priors, which nothing would correct, 7 ms.
-    assert float(cost.draft_next_ms(len(PROMPTS), DEPTH)) < 0.01
 
 
 @pytest.mark.parametrize("method", ["eagle", "mtp"])

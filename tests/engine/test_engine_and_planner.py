@@ -7,8 +7,7 @@ import pytest
 
 from policies.planner import Planner
 from policies.types import DraftSelection
-from tests.engine.checks import draw_prompt, draw_prompts, greedy
-from tests.engine.conftest import run_engine
+from tests.engine.checks import draw_prompts, greedy, summarize_all
 from tests.engine.made_up import make_up_costs, plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -19,21 +18,12 @@ CLASSES = {
     "default": {"weight": 2.0},
 }
 
-DEPTH = 4
-
-
-@pytest.fixture(scope="module")
-def with_priorities(tiny_pair, plain):
-    args = {"policy": "fixed", "draft_tokens": DEPTH, "scheduling_policy": "priority"}
-    with run_engine(*tiny_pair, **args) as engine:
-        yield engine
-
 
 @pytest.fixture
-def engine(with_priorities):
+def engine(tetris):
     """An engine with request classes, as if new."""
-    with_priorities.set_policy("goodput", max_draft_tokens=DEPTH, classes=CLASSES)
-    return with_priorities
+    tetris.set_policy("goodput", classes=CLASSES)
+    return tetris
 
 
 def overhear(engine, method):
@@ -43,33 +33,28 @@ def overhear(engine, method):
     return spy
 
 
-def test_classes_reach_the_planner_by_name_and_by_priority(engine):
-    select, choose_depth = overhear(engine, "select"), overhear(engine, "choose_depth")
-    named = {"extra_args": {"request_class": "interactive"}}
-    prompts = [{"prompt_token_ids": draw_prompt(i, 8)} for i in range(3)]
-    params, priority = [greedy(), greedy(**named), greedy()], [0, 0, 10]
-    engine.llm.generate(prompts, params, priority=priority, use_tqdm=False)
+def test_classes_reach_the_planner_and_leave_the_output_alone(engine, plain):
+    """By name, by priority, or neither."""
+    # A step takes 60 ms and more: within 30 ms a token only with its own drafts.
+    make_up_costs(engine)
+    methods = ("select", "choose_depth", "plan_batch")
+    select, choose_depth, plan_batch = (overhear(engine, one) for one in methods)
+    prompts, named = draw_prompts(24), {"request_class": "interactive"}
+    params = [
+        greedy(16 + 2 * n, extra_args=named if n % 3 == 0 else None)
+        for n in range(len(prompts))
+    ]
+    priority = [10 if n % 3 == 1 else 0 for n in range(len(prompts))]
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = engine.llm.generate(inputs, params, priority=priority, use_tqdm=False)
+    assert summarize_all(outputs) == plain.answer(prompts, params)
     assert engine.counters.num_fallbacks == {}
     batches = [call.args[0] for call in select.call_args_list]
-    weights = [sorted(batch.weights) for batch in batches if batch.num_reqs == 3]
-    assert weights
-    assert all(one == [0.5, 2.0, 4.0] for one in weights)
+    weighed = [batch.weights for batch in batches if batch.weights is not None]
+    assert {float(one) for weights in weighed for one in weights} == {0.5, 2.0, 4.0}
     targets = [batch.latency_targets_ms for batch in batches]
     assert {float(one.min()) for one in targets if one is not None} == {30.0}
     assert 30.0 in {call.args[1] for call in choose_depth.call_args_list}
-
-
-def test_weights_and_latency_targets_leave_the_output_alone(engine, plain):
-    prompts, names = draw_prompts(24), ("interactive", "batch", "default")
-    params = [
-        greedy(16 + 2 * n, extra_args={"request_class": names[n % 3]})
-        for n in range(len(prompts))
-    ]
-    # A step takes 60 ms and more: within 30 ms a token only with its own drafts.
-    make_up_costs(engine)
-    plan_batch = overhear(engine, "plan_batch")
-    assert engine.answer(prompts, params) == plain.answer(prompts, params)
-    assert engine.counters.num_fallbacks == {}
     # Per step, in which a request gets more than a token.
     loads = [call.args[0] for call in plan_batch.call_args_list]
     targets_ms = {load.latency_target_ms for load in loads} - {None}
@@ -97,8 +82,8 @@ class EveryOther(Planner):
         pass
 
 
-def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(with_priorities):
-    engine, name = with_priorities, f"{__name__}:EveryOther"
+def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(tetris):
+    engine, name = tetris, f"{__name__}:EveryOther"
     engine.set_policy(name, max_draft_tokens=3, params={"num_kept": 2})
     engine.complete(draw_prompts(4), greedy(16))
     counters = engine.counters
@@ -107,4 +92,3 @@ def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(with_priorities
     assert counters.num_verified_tokens > 0
     # Of at most four requests two verify two of three drafts each.
     assert counters.num_verified_tokens <= counters.num_proposed_tokens / 3
-    engine.set_policy("fixed", draft_tokens=DEPTH, params={})  # For its neighbours.

@@ -12,7 +12,6 @@ import pytest
 from policies.types import DraftSelection
 from serving.engine.shared.faults import select_checked
 from tests.engine.checks import Arrival, draw_prompts, greedy
-from tests.engine.conftest import run_engine
 from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.faults]
@@ -33,16 +32,9 @@ def expected(plain):
     return plain.answer(PROMPTS, PARAMS)
 
 
-@pytest.fixture(scope="module")
-def tetris(tiny_pair, plain):
-    with run_engine(*tiny_pair, policy="tetris") as engine:
-        yield engine
-
-
 @pytest.fixture
 def engine(tetris):
-    """An engine that drafts four tokens a request and verifies two, as if new."""
-    tetris.set_policy("tetris", draft_tokens=2, max_draft_tokens=DEPTH)
+    """Drafts of `DEPTH`, of which the policy verifies half."""
     return tetris
 
 
@@ -132,18 +124,6 @@ def test_what_no_batch_can_be_cut_by_is_no_selection(misbehave):
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["observe", "observe_timing", "forget", "plan_batch", "choose_depth", "report"],
-)
-def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, expected):
-    plan_instead(engine.scheduler, **{method: raise_error})
-    with engine.watch():
-        assert engine.answer(PROMPTS, PARAMS) == expected
-    assert engine.scheduler.snapshot()["num_fallbacks"]["policy_error"] > 0
-    assert engine.counters.draft_depth == DEPTH
-
-
-@pytest.mark.parametrize(
     ("answer", "depth"), [(-3, 0), (99, DEPTH), (2.0, 2), ("many", DEPTH)]
 )
 def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expected):
@@ -153,6 +133,11 @@ def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expec
 
 
 PLACES = [
+    (
+        "scheduler._planner",
+        "observe observe_timing forget plan_batch choose_depth report",
+        "policy_error",
+    ),
     ("scheduler._drafts.rooms", "of", "drafts_error"),
     ("scheduler._clock", "note_worker discard finish start", "timing_error"),
     ("scheduler._selector", "_make_batch _admit", "selection_error"),
@@ -183,7 +168,7 @@ PLACES = [
     ("part", "function", "reason"),
     [(part, one, reason) for part, some, reason in PLACES for one in some.split()],
 )
-def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
+def test_a_fault_of_a_part_costs_no_token_and_has_a_label_of_its_own(
     part, function, reason, engine, expected, monkeypatch
 ):
     if part.startswith("serving."):
@@ -196,10 +181,13 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
         scheduler.board.watch(0)
     # More than may run, so that some wait.
     assert engine.answer(PROMPTS * 5, PARAMS) == expected * 5
+    scheduler.snapshot()
     scheduler.board.is_watched = False
     faults = scheduler.counters.num_fallbacks
     assert faults[reason] > 0
-    assert "policy_error" not in faults
+    assert ("policy_error" in faults) == (reason == "policy_error")
+    if reason == "policy_error":
+        assert scheduler.counters.draft_depth == DEPTH
     monkeypatch.undo()
     faults.clear()
     # Nothing of it is left.

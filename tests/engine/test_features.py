@@ -16,24 +16,11 @@ from tests.engine.checks import (
     greedy,
     summarize_all,
 )
-from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.conftest import BLOCK
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 PROMPTS = draw_prompts(6)
-
-
-@pytest.fixture(scope="module")
-def tetris(tiny_pair, plain):
-    """The same target with a draft that is often right."""
-    with run_engine(
-        *tiny_pair,
-        policy="tetris",
-        per_request_spec_decode_metrics="detailed",
-        skip_tokenizer_init=False,
-        block_size=BLOCK,
-    ) as engine:
-        yield engine
 
 
 @pytest.fixture
@@ -81,25 +68,6 @@ def test_a_stop_string_inside_a_block_ends_the_text_there(include, plain, compar
         assert how == [text[:end], "stop", stop]
 
 
-RESHAPES = (
-    {"repetition_penalty": 1.3},
-    {"frequency_penalty": 0.8},
-    {"presence_penalty": 0.8},
-    {"allowed_token_ids": list(range(10, 40))},
-    {"bad_words": ["a", "e", "01"]},
-)
-
-
-def test_what_reshapes_the_targets_law_counts_accepted_drafts_too(plain, compare):
-    """Inside a block the penalties of later positions depend on earlier drafts."""
-    params = [greedy(40, **changes) for changes in RESHAPES for _ in PROMPTS]
-    expected, _ = compare(PROMPTS * len(RESHAPES), params)
-    reshaped = summarize_all(expected)
-    unchanged = plain.answer(PROMPTS, greedy(40))
-    for first in range(0, len(params), len(PROMPTS)):
-        assert reshaped[first : first + len(PROMPTS)] != unchanged
-
-
 def test_top_k_alone_survives_steps_without_drafts(tetris):
     """Upstream ends the engine: it looks for the largest k among no rows at all.
 
@@ -131,7 +99,6 @@ def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(tetris, monkeypa
 
 def test_acceptance_is_reported_request_by_request(tetris, compare):
     """Their sums are the scheduler's counters, and vLLM's own metrics."""
-    tetris.set_policy("tetris")
     counters = tetris.counters
     before = read_metrics(tetris)
     opted_out = greedy(extra_args={"speculative_decoding": "off"})

@@ -18,33 +18,32 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 LIMIT = 3 * BLOCK
 """The drafter's context."""
 
+CONTEXT = 512
+"""The target's."""
+
 DEPTH = 5
 
 
 @pytest.fixture(scope="module")
-def start_over(tiny_pair, plain, tmp_path_factory):
-    """An engine as if new, by what ends the drafter's context at `LIMIT`.
+def short(tiny_pair, plain, tmp_path_factory):
+    """An engine whose drafter has a context of `LIMIT`.
 
-    That a setting may as well: `test_drafters`.
+    That a setting may shorten it as well: `test_drafters`.
     """
     target = tiny_pair[0]
-    short_draft = tmp_path_factory.mktemp("short") / "draft"
-    shutil.copytree(target, short_draft)
-    config = json.loads((short_draft / "config.json").read_text())
+    draft = tmp_path_factory.mktemp("short") / "draft"
+    shutil.copytree(target, draft)
+    config = json.loads((draft / "config.json").read_text())
     config["max_position_embeddings"] = LIMIT
-    (short_draft / "config.json").write_text(json.dumps(config))
+    (draft / "config.json").write_text(json.dumps(config))
     options = {"policy": "fixed", "draft_tokens": DEPTH, "block_size": BLOCK}
-    with (
-        run_engine(target, short_draft, **options) as short,
-        run_engine(target, target, max_model_len=LIMIT, **options) as bounded,
-    ):
-        engines = {"draft": short, "target": bounded}
+    with run_engine(target, draft, **options) as engine:
+        yield engine
 
-        def start(name, policy="fixed", **section):
-            section = {"draft_tokens": DEPTH} | section
-            return engines[name].start_over(policy, **section)
 
-        yield start
+@pytest.fixture
+def engine(short):
+    return short.start_over("fixed", draft_tokens=DEPTH)
 
 
 def check_all_accepted(engine):
@@ -96,23 +95,20 @@ def make_outgrowing(max_tokens):
     return arrivals
 
 
-@pytest.mark.parametrize("shortened_by", ["draft", "target"])
 def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
-    shortened_by, plain, start_over, record_positions
+    plain, engine, record_positions
 ):
     """Upstream stops drafting for the whole batch then.
 
     Here every draft of the others keeps being verified and accepted, also of those who
     join afterwards and take over the KV blocks that the request shared with them.
     """
-    # From 84 tokens over the limit of 96 to 114, or to the end of the target's.
-    arrivals = make_outgrowing(12 if shortened_by == "target" else 30)
+    # From 84 tokens over the limit of 96 to 114.
+    arrivals = make_outgrowing(30)
     names = [a.name for a in arrivals[1:]]
-    engine = start_over(shortened_by)
     positions = record_positions(engine)
     with engine.watch() as steps:
-        # In one case the target's end is what ends it, and not what it asked for.
-        outputs = engine.drive(make_outgrowing(30))
+        outputs = engine.drive(arrivals)
     assert max(positions) == LIMIT - 1
     engine.check_counters()
     assert outputs == plain.drive(arrivals)
@@ -125,7 +121,7 @@ def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
 
 
 def test_a_skipped_drafter_catches_up_no_further_than_its_context(
-    plain, start_over, record_positions
+    plain, engine, record_positions
 ):
     """Two steps of three go without the drafter, then it fills in what it missed.
 
@@ -133,7 +129,6 @@ def test_a_skipped_drafter_catches_up_no_further_than_its_context(
     for; they must neither be computed nor keep the others from catching up.
     """
     arrivals = make_outgrowing(40)
-    engine = start_over("draft")
     engine.draft_at(itertools.cycle([0, 0, DEPTH]))
     positions = record_positions(engine)
     with engine.watch() as steps:
@@ -144,7 +139,7 @@ def test_a_skipped_drafter_catches_up_no_further_than_its_context(
     assert verified > len(arrivals) * DEPTH
 
 
-def test_a_token_limit_inside_a_block_wastes_no_draft(plain, start_over):
+def test_a_token_limit_inside_a_block_wastes_no_draft(plain, engine):
     """A request that may emit r more tokens verifies at most r - 1 drafts.
 
     The last of the r is the bonus token, so that every emitted token but the first
@@ -153,7 +148,6 @@ def test_a_token_limit_inside_a_block_wastes_no_draft(plain, start_over):
     prompt = draw_prompt(0, 10)
     lengths = {f"request{n}": n for n in range(1, 2 * DEPTH + 4)}
     arrivals = [Arrival(name, prompt, greedy(n)) for name, n in lengths.items()]
-    engine = start_over("draft")
     with engine.watch() as steps:
         assert engine.drive(arrivals) == plain.drive(arrivals)
     engine.check_counters()
@@ -164,29 +158,28 @@ def test_a_token_limit_inside_a_block_wastes_no_draft(plain, start_over):
         assert accepted == verified == max_tokens - num_steps
 
 
-def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(plain, start_over):
+def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(plain, engine):
     """VLLM bars stop tokens from the bonus token by where its block starts."""
     [[(tokens, *_)]] = plain.answer([[5, 8, 13]], greedy(8))
     stop_at = next(i for i in range(3, 8) if tokens[i] not in tokens[:i])
     params = greedy(8, min_tokens=stop_at - 1, stop_token_ids=[tokens[stop_at]])
-    engine = start_over("draft", draft_tokens=min(stop_at, DEPTH))
+    engine.start_over("fixed", draft_tokens=min(stop_at, DEPTH))
     [[(stopped, *_)]] = engine.answer([[5, 8, 13]], params)
     assert stopped == tokens[: stop_at + 1]
     check_all_accepted(engine)
     assert engine.counters.num_cut_tokens["min_tokens"] > 0
 
 
-def test_the_end_of_the_targets_context_wastes_no_budget(plain, start_over):
+def test_the_end_of_the_targets_context_wastes_no_budget(plain, own_draft):
     """Drafts that vLLM would drop at the end must not take a place in the budget."""
-    prompts = [draw_prompt(i, LIMIT - 9 - i) for i in range(4)]
-    engine = start_over("target", "tetris", draft_tokens=3, max_draft_tokens=DEPTH)
+    prompts = [draw_prompt(i, CONTEXT - 9 - i) for i in range(4)]
+    depths = {"draft_tokens": 3, "max_draft_tokens": DEPTH}
+    engine = own_draft.start_over("tetris", **depths)
     with engine.watch():
         answers = engine.answer(prompts, greedy(100))
     check_all_accepted(engine)
     assert engine.counters.num_cut_tokens["scheduler"] == 0
-    wholes = plain.answer(prompts, greedy(LIMIT))
-    for prompt, [ours], [whole] in zip(prompts, answers, wholes, strict=True):
-        tokens, _, finish_reason, _ = ours
-        assert len(prompt) + len(tokens) == LIMIT
-        assert tokens == whole[0][: len(tokens)]
+    assert answers == plain.answer(prompts, greedy(100))
+    for prompt, [(tokens, _, finish_reason, _)] in zip(prompts, answers, strict=True):
+        assert len(prompt) + len(tokens) == CONTEXT
         assert finish_reason == "length"

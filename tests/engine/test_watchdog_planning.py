@@ -1,5 +1,7 @@
 """The watchdog beside a real planner and a real scheduler, with a made-up worker."""
 
+import logging
+
 import pytest
 
 from tests.engine.made_up import plan_instead
@@ -23,25 +25,28 @@ class Run:
         self.scheduler = make_cpu_scheduler(pair, **section)
         self.counters = self.scheduler.counters
         self.worker, self.learnt, self._number = StandInWorker(), [], 0
+        self.num_drafts, self.lengths = {}, {"prompt_len": 10, "max_tokens": 200}
         self._observe = self.scheduler._planner.observe
         plan_instead(self.scheduler, observe=self._learn)
 
     def _learn(self, outcome):
-        self.learnt.append(len(outcome.req_ids))
+        self.learnt.append(outcome.req_ids)
         self._observe(outcome)
 
     def step(self):
         """Take a step; return the depths drafted to, and how many were verified."""
         from tests.engine.stand_in_worker import add_requests
 
-        scheduler = self.scheduler
-        for _ in range(NUM_REQS - len(scheduler.running) - len(scheduler.waiting)):
+        for name in ("chat", "bulk"):
+            there = sum(one.startswith(name) for one in self.scheduler.requests)
             self._number += 1
-            prefix = f"{self._number}-"
-            add_requests(scheduler, 1, prompt_len=10, max_tokens=200, prefix=prefix)
-        output = self.worker.step(scheduler)
-        drafts = output.scheduled_spec_decode_tokens.values()
-        return output.num_spec_tokens_to_schedule, sum(map(len, drafts))
+            own = {"prefix": f"{name}{self._number}-", **self.lengths}
+            own["extra_args"] = {"request_class": name}
+            add_requests(self.scheduler, NUM_REQS // 2 - there, **own)
+        output = self.worker.step(self.scheduler)
+        scheduled = output.scheduled_spec_decode_tokens
+        self.num_drafts = {name: len(drafts) for name, drafts in scheduled.items()}
+        return output.num_spec_tokens_to_schedule, sum(self.num_drafts.values())
 
 
 def test_goodput_drafts_as_before_within_fifty_steps_of_the_end(tiny_pair):
@@ -49,21 +54,46 @@ def test_goodput_drafts_as_before_within_fifty_steps_of_the_end(tiny_pair):
     steps = [run.step() for _ in range(200)]
     usual = sum(verified for _, verified in steps[-50:]) / 50
     assert usual > NUM_REQS
-    run.worker.is_broken = True
+    run.worker.is_broken = lambda req_id: True
     steps = [run.step() for _ in range(100)]
     assert run.counters.num_quarantines.total() == 1
     late = steps[40:]
     # Nothing is drafted but what is tried, and that teaches the planner nothing.
     assert sum(verified for _, verified in late) <= 2 * 4 * NUM_REQS
     assert sum(depth == 0 for depth, _ in late) > 0.8 * len(late)
-    assert sum(run.learnt[-60:]) == 0
-    run.worker.is_broken = False
+    assert not any(run.learnt[-60:])
+    run.worker.is_broken = lambda req_id: False
     for _ in range(50):
         run.step()
     steps = [run.step() for _ in range(50)]
     assert sum(verified for _, verified in steps) / 50 > 0.7 * usual
     assert not run.counters.num_fallbacks
     assert not run.scheduler._watchdog.is_active
+
+
+def test_a_class_that_collapses_alone_is_told_and_left_alone(tiny_pair, caplog):
+    """The others draft on, and planners learn of them alone."""
+    classes = {"chat": {"weight": 2.0}, "bulk": {}}
+    run = Run(tiny_pair, policy="fixed", classes=classes)
+    # All contexts are of one bucket: they tell nobody apart.
+    run.lengths = {"prompt_len": 130, "max_tokens": 100}
+    for _ in range(200):
+        run.step()
+    run.worker.is_broken = lambda req_id: req_id.startswith("chat")
+    drafting = []
+    with caplog.at_level(logging.WARNING, logger="serving.engine.shared.watchdog"):
+        for _ in range(100):
+            run.step()
+            drafting += run.num_drafts
+    assert run.counters.num_quarantines == {"class": 1}
+    assert "of class chat" in caplog.messages[0]
+    assert run.counters.num_cut_tokens["quarantine"] > 0
+    num_chat = sum(name.startswith("chat") for name in drafting)
+    assert num_chat < 0.4 * 100 * NUM_REQS // 2
+    # Who has just come has no drafts yet.
+    assert len(drafting) - num_chat > 0.9 * 100 * NUM_REQS // 2
+    learnt = {name[:4] for names in run.learnt[-50:] for name in names}
+    assert learnt == {"bulk"}
 
 
 def test_without_an_alarm_nothing_is_decided_otherwise(tiny_pair):
@@ -78,28 +108,6 @@ def test_without_an_alarm_nothing_is_decided_otherwise(tiny_pair):
         for name in ("planning_seconds_total", "selection_seconds_total"):
             del counters[name]
     assert watched == unwatched
-
-
-def test_a_client_that_hangs_up_during_a_step_is_no_fault(tiny_pair):
-    """So few run that the watchdog looks at every step."""
-    from vllm.v1.request import RequestStatus
-
-    run, heard = Run(tiny_pair, policy="fixed"), []
-    plan_instead(run.scheduler, observe=heard.append)
-    scheduler, worker = run.scheduler, run.worker
-    for number in range(10):
-        run.step()
-        output = scheduler.schedule()
-        sampled, drafts = worker.execute(output)
-        # In the end all of them at once.
-        num_gone = 1 if number < 9 else NUM_REQS
-        drafting = list(output.scheduled_spec_decode_tokens)
-        gone, others = drafting[:num_gone], drafting[num_gone:]
-        scheduler.finish_requests(gone, RequestStatus.FINISHED_ABORTED)
-        scheduler.update_from_output(output, sampled)
-        scheduler.update_draft_token_ids(drafts)
-        assert not run.counters.num_fallbacks
-        assert heard[-1].req_ids == tuple(others)
 
 
 def test_no_try_is_made_of_who_cannot_have_drafts(tiny_pair):

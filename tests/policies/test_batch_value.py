@@ -69,16 +69,6 @@ def test_prompts_that_steps_carry_take_their_part(cost):
     assert count_running(cost, tight, loose) == 20
 
 
-def test_the_planner_counts_on_drafts_as_it_has_seen_them():
-    planner, engine = make_goodput(), MadeUpEngine(16)
-    engine.run(planner, 300)
-    classes = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
-    load = EngineLoad(16, 16, 1600, np.full(16, 8), 16, classes=classes)
-    most = planner.plan_batch(load).max_running
-    # Without drafts 18 are within 30 ms: 14 ms, and .85 for each.
-    assert 20 <= most < planner.depth.limits.max_reqs
-
-
 # While an audit holds speculation back.
 
 LOAD = EngineLoad(16, 16, 1600, np.full(16, 8), 16)

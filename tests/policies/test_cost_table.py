@@ -103,20 +103,12 @@ def test_prices_that_lost_all_sense_are_dropped_for_the_profile_and_counted():
     assert table.num_resets == 1
 
 
-def test_one_outlier_moves_a_settled_table_little_and_a_shift_that_ends_nothing():
-    table, shifted = make_table(64), make_table(64)
+def test_one_outlier_moves_a_settled_table_little():
+    table = make_table(64)
     for _ in range(200):
         table.observe(8, 20.0)
-        shifted.observe(8, 20.0)
     table.observe(8, 2000.0)
     assert float(table.predict(8.0)) == pytest.approx(20.0, rel=0.05)
-
-    # Up by a hundred, in part as a constant, and back: nothing is read in between, and
-    # what did not run follows.
-    factors = [shifted.observe(8, ms) for ms in (2000.0,) * 3 + (20.0,) * 4]
-    assert all(factor > 0.0 for factor in factors)
-    assert max(factors) > 2.0
-    assert float(shifted.predict(8.0)) == pytest.approx(20.0, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -148,24 +140,6 @@ def test_what_a_token_costs_beside_a_neighbour_is_learnt(factor, constant_ms):
     observe(20)
     for count in (4, 18, 60):
         assert table.at(count) == pytest.approx(run(count), rel=0.1)
-
-
-@pytest.mark.parametrize(("low", "high"), [(1, 32), (57, 136)])
-def test_a_staircase_shows_as_one_where_the_engine_pads(low, high):
-    table = CostTable(512, first_ms=1, per_unit_ms=1, padded_sizes=SIZES)
-    rng = np.random.default_rng(1)
-    for _ in range(3000):
-        count = int(rng.integers(low, high + 1))
-        noise = rng.lognormal(0, 0.02)
-        table.observe(count, noise * (20.0 + 10.0 * -(-count // 8)))
-    tops = np.arange(low + 7, high + 1, 8.0)
-    expected = 20.0 + 10.0 * tops / 8
-    # From the first token of a stair to the last; the next one is 10 ms up. The level
-    # follows the last samples and their noise.
-    expected *= table.predict(tops).mean() / expected.mean()
-    assert table.predict(tops - 7) == pytest.approx(expected, abs=2.5)
-    assert table.predict(tops) == pytest.approx(expected, abs=2.5)
-    assert table.predict(tops).mean() == pytest.approx(20 + 1.25 * tops.mean(), 0.05)
 
 
 @pytest.mark.parametrize("padded_sizes", [(), (8, 16)])

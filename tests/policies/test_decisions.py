@@ -83,21 +83,6 @@ def test_a_depth_is_kept_unless_another_promises_enough_more():
     assert (deepest.depth, kept.depth) == (2, 1)
 
 
-def test_a_latency_target_draws_the_line_between_drafts_and_limits_the_depth():
-    acceptance = np.random.default_rng(0).uniform(0.2, 0.99, (64, 3))
-    estimate = estimate_depths(acceptance)
-    step_ms = 20.0 + 8.0 * estimate.verified
-    free = plan_depth(estimate, step_ms, 8, current=0)
-    bound = plan_depth(estimate, step_ms, 8, current=0, max_step_ms=24.0)
-    assert free.min_value == 0.0
-    survival = np.cumprod(acceptance[:, : bound.depth], axis=1)
-    verified = (survival >= bound.min_value).sum() / 64
-    assert verified == pytest.approx(bound.budget_per_req)
-    assert verified <= 0.5 < free.budget_per_req
-    none = plan_depth(estimate, step_ms, 8, current=0, max_step_ms=20.0)
-    assert (none.depth, none.budget_per_req) == (0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("target_ms", "ms_per_draft", "reserved"),
     [
@@ -201,21 +186,6 @@ def test_malformed_drafts_are_lost_and_the_next_ones_are_remembered():
     assert recent.sample_acceptance() == pytest.approx([0.9] * MAX_DEPTH)
 
 
-def test_drafts_that_are_filed_late_leave_what_filing_each_at_once_leaves():
-    """And the same drafts are always continued alike."""
-    rng = np.random.default_rng(8)
-    late, at_once = RecentDrafts(MAX_DEPTH), RecentDrafts(MAX_DEPTH)
-    for _ in range(7):
-        acceptance, lengths = rng.random((40, MAX_DEPTH)), rng.integers(0, 3, 40)
-        for recent in (late, at_once):
-            recent.remember(acceptance, lengths, None)
-        at_once.sample_acceptance()
-    typical = np.full(MAX_DEPTH, 0.5)
-    seen, expected = (one.estimate_depths(typical) for one in (late, at_once))
-    assert seen.gained == pytest.approx(expected.gained)
-    assert seen.thresholds == pytest.approx(expected.thresholds)
-
-
 @pytest.fixture
 def cost():
     cost = StepCost(max_tokens=1024, max_reqs=64)
@@ -277,17 +247,3 @@ def test_the_drafter_takes_its_part_of_the_target_from_the_prompts(cost):
         for num_passes in (0, 1, 4)
     )
     assert deep < warm < plain
-
-
-def test_a_claim_depends_on_nothing_behind_it():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        survival = np.cumprod(rng.random((5, 4)), axis=1)
-        target_ms, cost_ms = rng.uniform(5, 40, 5), rng.uniform(0, 10)
-        before = reserve_drafts(survival, np.full(5, 4), target_ms, 40.0, cost_ms)
-        position = rng.integers(1, 4)
-        survival[:, position:] *= rng.random((5, 1))
-        after = reserve_drafts(survival, np.full(5, 4), target_ms, 40.0, cost_ms)
-        np.testing.assert_array_equal(
-            np.minimum(before, position), np.minimum(after, position)
-        )

@@ -87,23 +87,6 @@ def test_flows_that_all_wait_share_time_by_weight(flows):
         assert max(shares) - min(shares) <= 2 * (100 * len(flows) / 0.5 + 100 / 0.5)
 
 
-# Enough for the flood to last: each round takes three of it at most.
-@given(num_flooding=st.integers(9, 2_000), cost_ms=st.floats(1, 1_000))
-@settings(deadline=None, max_examples=25)
-def test_a_flood_keeps_another_flow_waiting_for_a_few_turns_only(num_flooding, cost_ms):
-    queue = FairQueue(NEVER_S)
-    for n in range(num_flooding):
-        queue.add(f"flood {n}", Turn("flood", cost_ms), 0.0, first=False)
-    for n in range(3):
-        queue.pop(0.0)
-        queue.add(f"other {n}", Turn("other", cost_ms), 0.0, first=False)
-        ahead_ms = 0.0
-        while (item := queue.pop(0.0)).startswith("flood"):
-            ahead_ms += cost_ms
-        assert item == f"other {n}"
-        assert ahead_ms <= 2 * cost_ms
-
-
 def test_what_is_overdue_pays_for_its_turn():
     """Else a flood, once it is old, would have more than its share."""
     queue = FairQueue(30.0)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from policies.baselines import DynamicPlanner, FixedPlanner, TetrisPlanner
-from policies.decisions.batching import EngineLoad
 from policies.goodput import LEARN_EVERY, GoodputPlanner
 from policies.types import CostProfile, DraftBatch, EngineLimits, VerificationOutcome
 from tests.policies import made_up
@@ -128,16 +127,6 @@ def test_the_latency_target_holds_once_costs_are_known(sampled):
     # Of sampled drafts the threshold is fixed before they are drawn: on the whole.
     late = np.array(times_ms) > 1.05 * 24.0
     assert np.mean(times_ms) < 1.02 * 24.0 if sampled else np.mean(late) <= 0.05
-
-
-def test_the_batch_plan_holds_all_limits():
-    planner = make_goodput(latency_target_ms=40.0)
-    MadeUpEngine(16).run(planner, 200)
-    plan = planner.plan_batch(EngineLoad(16, 16, 1600, np.full(16, 100), 16))
-    # 1 + 13 + .85 n <= 40.
-    assert plan.max_running == pytest.approx(30, abs=3)
-    assert plan.max_prefill_tokens < LIMITS.max_tokens
-    assert plan.reserved_blocks == 50
 
 
 def test_drafts_without_confidence_are_judged_by_position_on_a_new_replica_too():

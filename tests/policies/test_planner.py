@@ -21,13 +21,6 @@ def make_planner(name, draft_tokens=2, most=4):
     return build_planner(PolicySpec(name, draft_tokens, max_draft_tokens=most))
 
 
-@pytest.mark.parametrize(("name", "depth"), [("fixed", 3), ("tetris", 8)])
-def test_tetris_drafts_deeper_than_it_verifies_and_fixed_does_not(name, depth):
-    planner = make_planner(name, draft_tokens=3, most=8)
-    assert [planner.choose_depth(n) for n in (0, 1, 64)] == [depth] * 3
-    assert PolicySpec(name, 3, max_draft_tokens=8).max_depth == depth
-
-
 @pytest.mark.parametrize(
     ("name", "lengths", "confidence", "admitted"),
     [

@@ -1,7 +1,5 @@
 """Draft selection against a sorted list, and the properties it promises."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -91,25 +89,3 @@ def test_what_lies_past_a_draft_is_blanked_and_not_judged(unusable):
     blanked, is_usable = blank_past(np.array([[above], [0.25]]), np.array([3, 1]))
     assert is_usable.all()
     assert blanked.tolist() == [[1.0], [0.25]]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_whether_a_position_is_admitted_ignores_what_comes_behind_it(seed):
-    """The property that keeps sampled output distributed as the target's.
-
-    Everything behind position j of one request is replaced, by survivals that tie
-    with other drafts too; whether j itself is admitted must stay as it was.
-    """
-    rng = np.random.default_rng(seed)
-    survival = compute_survival(rng.choice([0.0, 0.5, 1.0, NAN], size=(5, 4)))
-    lengths = rng.integers(1, 5, 5)
-    for request, position in product(range(5), range(4)):
-        if position >= lengths[request]:
-            continue
-        changed = survival.copy()
-        behind = rng.choice([0.0, 0.25, 0.5, 1.0], size=4 - position - 1)
-        changed[request, position + 1 :] = survival[request, position] * behind
-        for draft_budget in range(int(lengths.sum()) + 1):
-            before = select_drafts(survival, lengths, draft_budget)[request]
-            after = select_drafts(changed, lengths, draft_budget)[request]
-            assert (before > position) == (after > position)

@@ -95,16 +95,6 @@ def test_a_sudden_slowdown_is_not_taken_for_the_price_of_context():
     assert cost.target.at(16) == pytest.approx(40.0, rel=0.15)
 
 
-def test_no_step_is_free_however_steep_context_looks():
-    cost = make_cost()
-    rng = np.random.default_rng(4)
-    for context in rng.integers(5000, 9000, 200).tolist():
-        cost.observe(take_step(2.0 + 0.01 * context, context=context, num_reqs=16))
-    assert cost.context_ms(2000) == pytest.approx(20.0, rel=0.2)
-    sizes = np.arange(1.0, 65.0)
-    assert (cost.batch_ms(sizes, 440.0) > 0.2 * cost.target.predict(1.0)).all()
-
-
 def test_growing_contexts_do_not_take_the_price_of_tokens():
     """A load that fills up: more requests, longer contexts and more drafts at once."""
     rng = np.random.default_rng(11)
@@ -140,29 +130,6 @@ def test_a_start_up_profile_replaces_the_priors_unless_it_is_empty_or_impossible
     assert float(cost.draft_next_ms(16, 2)) == pytest.approx(1.5)
 
 
-def test_exported_costs_predict_the_same_on_a_larger_engine():
-    cost, larger = make_cost(), StepCost(max_tokens=2048, max_reqs=128)
-    learn(cost, 8, 200)
-    larger.import_state(cost.export_state())
-    timing = draw_step(np.random.default_rng(7))
-    assert larger.predict_ms(timing) == pytest.approx(cost.predict_ms(timing), rel=0.01)
-    counts = np.array([10.0, 200.0, 250.0, 256.0, 700.0, 2048.0])
-    expected = cost.target.predict(counts)
-    assert larger.target.predict(counts) == pytest.approx(expected, rel=0.01)
-    assert larger.host.at(128) > 1.2 * larger.host.at(64)
-
-
-def test_a_drafter_without_passes_is_free_until_it_is_measured():
-    cost = make_cost((1, 16, 64), (8.0, 10.0, 30.0))
-    # At 0 the target slows down by half, which says nothing about look-ups.
-    for steps, first_ms in ((0, 0.0), (100, 0.0), (100, 0.5)):
-        for _ in range(steps):
-            cost.observe(take_step(15.0, depth=4, drafter_ms=(first_ms, 0.0)))
-        assert cost.draft_first.at(16) == pytest.approx(first_ms, rel=0.1, abs=0.01)
-        assert float(cost.draft_next_ms(8, 4)) < 0.01
-    assert cost.report()["step_time_error"] < 0.05
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("bad", BAD_MS)
 @pytest.mark.parametrize("part", ["target_ms", "draft_next_ms", "host_ms"])
@@ -179,15 +146,6 @@ def test_a_step_that_no_clock_can_have_measured_is_dropped_and_counted(part, bad
     assert cost.report() == untouched.report() | {"num_dropped_timings": 2}
     assert cost.export_state() == untouched.export_state()
     assert cost.num_steps == untouched.num_steps == 2
-
-
-def test_the_prompts_of_a_step_are_expected_as_recent_steps_had_them():
-    cost = make_cost()
-    for step in range(400):
-        cost.observe(take_step(20.0, num_prompt_tokens=100 if step % 4 == 0 else 0))
-    assert cost.usual_prefill_tokens == pytest.approx(25, rel=0.1)
-    cost.note_skipped_steps(200)
-    assert cost.usual_prefill_tokens < 0.1
 
 
 def test_what_the_first_draft_costs_is_not_spread_over_all_counts():
