@@ -14,20 +14,12 @@ from serving.settings.model import (
     Settings,
     SettingsError,
     dump_settings,
-    load_settings,
     parse_settings,
 )
 from serving.settings.names import FOREIGN_NAMES
 from serving.settings.sizes import read_size, show_size
 from tests.conftest import run
-from tests.serving.test_settings import (
-    ROOT,
-    SHIPPED,
-    minimal,
-    pairs,
-    problems_of,
-    written,
-)
+from tests.serving.test_settings import ROOT, minimal, pairs, problems_of, written
 
 PLACES = [
     (section, ours, theirs)
@@ -180,7 +172,7 @@ def test_where_no_policy_is_named_it_is_the_one_that_fits_and_says_why(
     assert re.match(told, "".join(f"{one.severity}: {one}" for one in parsed.findings))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     policy=st.fixed_dictionaries(
         {},
@@ -217,10 +209,3 @@ def test_a_front_may_still_be_named_if_it_is_the_only_one_there_is():
     assert told == "warning: http.front: fleet is all there is; remove the setting"
     (problem,) = problems_of(minimal(http={"front": "ray"}))
     assert problem.startswith("a.yaml: http.front: ray is gone, and fronts answer all")
-
-
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
-def test_a_shipped_deployment_written_down_is_the_same_deployment(file, tmp_path):
-    written = tmp_path / "written.yaml"
-    written.write_text(dump_settings(load_settings(file)), "utf-8")
-    assert load_settings(written) == load_settings(file)

@@ -11,6 +11,7 @@ from serving.settings.model import (
     Environment,
     Settings,
     SettingsError,
+    dump_settings,
     load_settings,
     parse_settings,
     parse_value,
@@ -56,6 +57,8 @@ def test_the_demo_and_three_model_families_are_shipped_and_served_as_a_file_says
     from ray.serve.schema import ServeDeploySchema
 
     shipped = [load_settings(file) for file in SHIPPED]
+    for one in shipped:
+        assert parse_settings(yaml.safe_load(dump_settings(one))) == one
     assert {"draft_model", "eagle3"} <= {one.policy.method for one in shipped}
     targets = " ".join(one.model.target for one in shipped)
     assert all(name in targets for name in ("demo-target", "Llama-3", "Qwen3"))
@@ -190,25 +193,9 @@ def test_a_policy_is_one_of_ours_or_a_class_of_somebody_elses():
 
 
 def test_the_port_variable_is_read_and_checked(monkeypatch):
-    for text, port in (("9000", 9000), ("", None)):
+    for text, port in ("9000", 9000), ("", None):
         monkeypatch.setenv("PORT", text)
         assert Environment.read().port == port
     monkeypatch.setenv("PORT", "90000")
     with pytest.raises(SettingsError, match="PORT: must be a port"):
         Environment.read()
-
-
-@pytest.mark.parametrize(
-    ("policy", "depth"),
-    [
-        ("name=none", 0),
-        ("name=fixed", 3),
-        ("name=tetris", 5),
-        ("name=tetris draft_tokens=1 max_draft_tokens=4", 4),
-        ("name=goodput", 8),
-        ("name=dynamic max_draft_tokens=4", 4),
-    ],
-)
-def test_the_draft_depth_follows_the_policy(policy, depth):
-    settings = parse_settings(minimal(policy=written(policy)))
-    assert settings.policy.num_speculative_tokens == depth
