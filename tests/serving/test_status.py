@@ -115,7 +115,7 @@ UNREADABLE = "no answer that can be read"
         ((200, [1]), (404, b""), True, UNREADABLE),
     ],
 )
-def test_a_server_that_is_not_well_is_an_error_that_says_why(
+def test_what_is_not_as_usual_is_said_and_is_an_error_where_nobody_is_served(
     ask, health, board, is_error, expected
 ):
     code, said = ask(health, board)
