@@ -21,6 +21,7 @@ from serving.engine.compat import (
 )
 from serving.engine.shared.replay import emitted_token_ids_of
 from serving.front.fleet_client import FleetClient
+from serving.front.in_flight import MAX_SHARED_DEATHS, InFlight
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.leases import Leases
 from serving.replica.token_channel import ReplicaState, TokenRelay
@@ -291,6 +292,15 @@ class Scene:
         for request in requests:
             await self.client.add_request_async(request)
         return requests
+
+    def send_suspect(self) -> Any:
+        """Send a request that may have killed engines, and has the next one alone."""
+        request = make_request("suspect", (3, 7))
+        one = InFlight(request, num_deaths=MAX_SHARED_DEATHS)
+        self.client.admission.admit(one, self.client._queue)
+        self.client._requests.add(one)
+        self.client._enqueue(one)
+        return request
 
     async def begin(self, count: int, **params: Any) -> list[Any]:
         requests = await self.send(count, **params)

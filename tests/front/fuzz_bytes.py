@@ -15,7 +15,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["serving.front"]):
-    from tests.front.any_bytes import Bodies, stream
+    from tests.front.test_any_bytes import Bodies, stream
 
 
 def main() -> None:

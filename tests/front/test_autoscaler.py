@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
+from policies.decisions.scaling import ReplicaPace
 from serving.autoscaler import TokenTimeScaling
-from serving.replica.pace_stats import stats_of
+from serving.replica.pace_stats import paces_of, stats_of
 from serving.replica.token_channel import ReplicaState
 
 STATE = ReplicaState(base_ms=10.0, request_ms=1.0, tokens_per_step=2.0)
@@ -64,3 +65,10 @@ def test_serve_builds_the_policy_and_is_told_how_many_replicas_there_are_to_be()
     assert told["tetris_forecast_requests"] == pytest.approx(50.0)
     # Where none reports its pace, requests are counted.
     assert decide(50.0, None)[0] == 4
+
+
+def test_who_knows_nothing_or_reports_half_is_left_out():
+    told = reports(STATE, ReplicaState())
+    assert paces_of(told) == [ReplicaPace(10.0, 1.0, 2.0, 64)]
+    del told["tetris_num_seats"]["r0"]
+    assert paces_of(told) == paces_of({}) == []

@@ -17,13 +17,18 @@ def told(log: pytest.LogCaptureFixture) -> list[dict]:
     return [one.request for one in log.records if hasattr(one, "request")]
 
 
-async def test_a_request_that_moved_has_one_line_with_all_its_tokens(scene, serve_log):
+async def test_who_moves_or_leaves_has_one_line_with_all_its_tokens(scene, serve_log):
+    await scene.send(1, "leaves")
+    await scene.client.abort_requests_async(["leaves0"])
+    await until(lambda: told(serve_log))
+    (line,) = told(serve_log)
+    assert (line["end"], line["first_token_s"], line["replica"]) == ("left", None, None)
     victim = scene.add_replica()
     requests = await scene.begin(1)
     victim.die()
     heir = scene.add_replica()
     await scene.check_all(requests)
-    (line,) = told(serve_log)
+    _, line = told(serve_log)
     assert 0 < line.pop("first_token_s") < line.pop("total_s")
     assert line == {
         "end": "length",
@@ -34,14 +39,6 @@ async def test_a_request_that_moved_has_one_line_with_all_its_tokens(scene, serv
         "class": "default",
         "key": None,
     }
-
-
-async def test_who_leaves_has_a_line_too(scene, serve_log):
-    (request,) = await scene.send(1)
-    await scene.client.abort_requests_async([request.request_id])
-    await until(lambda: told(serve_log))
-    (line,) = told(serve_log)
-    assert (line["end"], line["first_token_s"], line["replica"]) == ("left", None, None)
 
 
 def test_acceptance_and_the_keys_name_are_told_and_no_text(serve_log):

@@ -136,21 +136,19 @@ async def test_a_request_that_ends_before_it_was_said_to_be_there_leaves_nothing
     assert link.num_prompt_tokens == link.num_coming == 0
 
 
-async def test_a_replica_that_drains_gets_nothing_more(scene):
-    """It is connected for as long as its streams go on; Serve lists it no more."""
+async def test_a_replica_that_drains_gets_nothing_more_and_a_new_one_is_looked_for(
+    scene,
+):
+    """It is connected for as long as its streams go on; Serve lists it no more.
+
+    As many are connected then as run, but not the same.
+    """
     routed = Routed(scene, "drains", "stays")
     await routed.connect()
     routed.running.remove("drains")
     assert await routed.send(8) == {"drains": 0, "stays": 8}
-
-
-async def test_a_new_replica_is_looked_for_while_old_ones_drain(scene):
-    """As many are connected as run, but not the same."""
-    routed = Routed(scene, "drains", "stays")
-    await routed.connect()
-    routed.running.remove("drains")
     new = routed.add("new")
-    await routed.send(4)
+    await routed.send(4, "later")
     assert new.taken
     assert not routed.replicas["drains"].taken
 
@@ -168,15 +166,22 @@ async def test_the_only_replica_may_be_replaced_while_it_drains(scene):
     assert len(new.taken) == 4
 
 
-async def test_seats_of_a_replica_that_drains_are_nobodys(scene):
-    """What is leased for them would wait in the engines of the others."""
-    routed = Routed(scene, "drains")
+@pytest.mark.parametrize("is_dead", [False, True])
+async def test_seats_of_a_replica_that_takes_nothing_are_nobodys(is_dead, scene):
+    """What is leased for them would wait in the engines of the others.
+
+    It drains; or it has died, and Serve lists it for some seconds.
+    """
+    routed = Routed(scene, "goes")
     stays = routed.add("stays", num_seats=8)
     await routed.connect()
     stays.is_held = True
-    routed.running.remove("drains")
-    for n in range(30):
-        await scene.client.add_request_async(make_request(f"s{n}"))
+    if is_dead:
+        routed.replicas["goes"].die()
+        await until(lambda: scene.client.num_links == 1)
+    else:
+        routed.running.remove("goes")
+    await scene.send(30)
     await until(lambda: len(stays.running) >= 9)
     await asyncio.sleep(0.3)
     assert len(stays.running) == 9
@@ -201,21 +206,6 @@ async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(scen
     routed.replicas["b"].die()
     assert await routed.send(6) == {"a": 6, "b": 0}
     assert routed.reasons["new"] == 2
-
-
-async def test_seats_hold_while_a_replica_that_is_listed_takes_nothing(scene):
-    """Serve lists one that has died for some seconds; its backlog is not for others."""
-    routed = Routed(scene, "dies")
-    stays = routed.add("stays", num_seats=8)
-    await routed.connect()
-    stays.is_held = True
-    routed.replicas["dies"].die()
-    await until(lambda: scene.client.num_links == 1)
-    for n in range(30):
-        await scene.client.add_request_async(make_request(f"s{n}"))
-    await until(lambda: len(stays.running) >= 9)
-    await asyncio.sleep(0.3)
-    assert len(stays.running) == 9
 
 
 @pytest.mark.faults

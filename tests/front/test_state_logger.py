@@ -6,8 +6,6 @@ import pytest
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from policies.decisions.scaling import ReplicaPace
-from serving.replica.pace_stats import paces_of, stats_of
 from serving.replica.state_logger import StateLogger
 from serving.replica.token_channel import ReplicaState
 
@@ -48,14 +46,3 @@ def test_costs_are_learnt_from_busy_steps_alone():
     assert told.num_free_kv_tokens == 750
     logger.record(None)
     assert relay.state is told
-
-
-def test_the_autoscaler_leaves_out_who_knows_nothing_or_reports_half():
-    """Serve itself asks it in test_autoscaler."""
-    state = ReplicaState(base_ms=10.0, request_ms=1.0, tokens_per_step=2.0)
-    told = {"r0": stats_of(state, 64), "r1": stats_of(ReplicaState(), 64)}
-    # As Serve sorts what replicas report.
-    metrics = {name: {r: told[r][name] for r in told} for name in told["r0"]}
-    assert paces_of(metrics) == [ReplicaPace(10.0, 1.0, 2.0, 64)]
-    del metrics["tetris_num_seats"]["r0"]
-    assert paces_of(metrics) == paces_of({}) == []

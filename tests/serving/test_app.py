@@ -1,14 +1,12 @@
 """How settings become engine arguments and replicas; without Ray, just the same."""
 
 from argparse import Namespace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.app import build_app, check_servable, front_options_of, settings_from_args
-from serving.commands.bench import _run
 from serving.contract import MovedNamesError
 from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.offline import start_arguments
@@ -145,6 +143,7 @@ def test_without_our_adapter_an_engine_is_vllms_own(settings, num_ours):
     ours = {"scheduler_cls", "worker_cls", "additional_config"} & kwargs.keys()
     assert len(ours) == num_ours
     assert ("speculative_config" in kwargs) == ("none" not in settings)
+    assert (kwargs["per_request_spec_decode_metrics"] == "none") == ("none" in settings)
 
 
 def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads():
@@ -211,15 +210,3 @@ def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(monkeypatch):
 def test_what_cannot_be_served_cannot_be_measured(setting):
     with pytest.raises(SettingsError, match=rf"engine\.{next(iter(setting))}"):
         start_arguments(minimal(engine=setting))
-
-
-def test_policy_none_starts_a_stock_engine_without_a_drafter():
-    kwargs = engine_kwargs("policy.name=none")
-    assert not {"scheduler_cls", "worker_cls", "speculative_config"} & kwargs.keys()
-    assert kwargs["per_request_spec_decode_metrics"] == "none"
-
-
-def test_a_benchmark_whose_libraries_are_missing_says_so(capsys):
-    missing = EntryPoint("engine", "no_such_library:main", "tetris_serve.benchmarks")
-    assert _run(missing, "bench engine", None) == 1  # type: ignore[arg-type]
-    assert "No module named 'no_such_library'" in capsys.readouterr().err

