@@ -218,7 +218,9 @@ def test_the_card_says_what_was_evaluated():
     for name, one in evaluated.items():
         shares = [one["right"], one["right_in_long_chat"]]
         right = "free | " if None in shares else "{:.1%} | {:.1%}".format(*shares)
-        lengths = [f"{k['rate']:.2f} / {k['length']:.2f}" for k in one["acceptance"].values()]
+        lengths = [
+            f"{k['rate']:.2f} / {k['length']:.2f}" for k in one["acceptance"].values()
+        ]
         for row in (right, " | ".join(lengths)):
             assert f"| {name} | {TASKS[name].difficulty} | {row} |" in card
 

@@ -161,15 +161,6 @@ def test_workers_together_send_what_one_process_would(server, tmp_path, prompts)
     assert names == {"client 0", "client 1", "client 2"}
 
 
-def test_dropped_streams_are_not_blamed_on_the_server(server, tmp_path):
-    where = (f"--arm=a={server.url}", "--loads=closed:3", "--drop-share=0.2")
-    assert experiment(tmp_path, *where, "--objective=failure_rate<=0") == 0
-    results = results_in(tmp_path)
-    assert results["failed_requests"] == []
-    [row] = results["rows"]
-    assert row["failures"]["client_dropped"] == row["num_sent"] // 5 > 0
-
-
 def test_a_command_is_started_and_leaves_nothing_behind(tmp_path):
     launcher = Launcher(tmp_path)
     with launcher.run(parse_arm(f"a=cmd:{STAND_IN} {{port}}"), print) as running:
