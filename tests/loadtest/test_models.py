@@ -16,7 +16,6 @@ from loadtest.models.recipe import (
     DRAFT_DIR,
     TARGET,
     TARGET_DIR,
-    VOCAB_SIZE,
     Phase,
     Recipe,
 )
@@ -36,9 +35,9 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from loadtest.models.tokenizer import train_tokenizer
+    from loadtest.models.tokenizer import load_tokenizer
 
-    return train_tokenizer(vocab_size=VOCAB_SIZE, num_chats=500, seed=1)
+    return load_tokenizer(TARGET_DIR)
 
 
 SHORT = Recipe(
@@ -72,7 +71,6 @@ def test_a_pair_is_trained_and_the_same_weights_come_again(tmp_path, monkeypatch
 
     from loadtest.models import train
 
-    monkeypatch.setattr(train, "TOKENIZER_CHATS", 300)
     monkeypatch.setattr(program, "TARGET", SHORT)
     draft = Recipe("draft", SHORT.shape, SHORT.phases, SHORT.peak_lr, seed=2)
     monkeypatch.setattr(program, "DRAFT", draft)
@@ -163,7 +161,7 @@ def test_what_cannot_be_padded_is_refused_with_what_would_do(source, message, tm
         pad_target(source, tmp_path / "padded", 1_000)
 
 
-def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16():
+def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16(tokenizer):
     import torch
     from safetensors.torch import load_file
 
@@ -174,7 +172,7 @@ def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16():
     for path in (TARGET_DIR, DRAFT_DIR):
         weights = load_file(path / "model.safetensors")
         assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-        assert weights["model.embed_tokens.weight"].shape[0] == VOCAB_SIZE
+        assert weights["model.embed_tokens.weight"].shape[0] == len(tokenizer)
 
 
 def test_the_card_says_what_was_evaluated():
@@ -191,10 +189,10 @@ def test_the_card_says_what_was_evaluated():
             assert f"| {name} | {TASKS[name].difficulty} | {row} |" in card
 
 
-def test_the_target_answers_held_out_prompts_of_every_exact_task():
-    from loadtest.models.tokenizer import load_tokenizer, render
+def test_the_target_answers_held_out_prompts_of_every_exact_task(tokenizer):
+    from loadtest.models.tokenizer import render
 
-    tokenizer, rng = load_tokenizer(TARGET_DIR), random.Random(0)
+    rng = random.Random(0)
     exact = [task for task in TASKS.values() if task.one_right_answer]
     asked = [draw(task, rng, held_out=True) for task in exact]
     prompts = [
@@ -212,10 +210,9 @@ def test_the_target_answers_held_out_prompts_of_every_exact_task():
     assert sum(right) / len(right) >= 0.9
 
 
-def test_the_template_renders_parts_calls_and_tools_as_training_wrote_them():
-    from loadtest.models.tokenizer import load_tokenizer, render
+def test_the_template_renders_parts_calls_and_tools_as_training_wrote_them(tokenizer):
+    from loadtest.models.tokenizer import render
 
-    tokenizer = load_tokenizer(TARGET_DIR)
     parts = [{"type": "text", "text": "Count "}, {"type": "text", "text": "on."}]
     in_parts, plain = (
         render(tokenizer, [{"role": "user", "content": content}])
