@@ -32,7 +32,7 @@ help:
 	@echo "make format     format the code and apply safe fixes"
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--preset=smoke)"
 	@echo "make loadtest   compare policies over HTTP under load (PRESET=, OUTPUT=, ARGS=)"
-	@echo "make demo-pair  train the demo target and draft from nothing"
+	@echo "make demo-pair  train the demo target and draft anew"
 	@echo "make settings   renew the settings' reference in configs/README.md"
 	@echo "make chart      renew what the Helm chart takes from the settings and metrics"
 	@echo "make lock       renew configs/requirements (UPGRADE=1: newest versions allowed)"

@@ -14,7 +14,6 @@ CONNECTION = "connection"  # There was none, or what came over it was no respons
 TIMEOUT = "timeout"  # Nothing came for the read timeout, or the whole took too long.
 HTTP_PREFIX = "http_"  # Followed by the status of a response that is no success.
 UNFINISHED = "unfinished"  # Not answered when the run's time to drain was over.
-CLIENT_DROPPED = "client_dropped"  # Closed by us, as asked: no failure of the server.
 
 
 @dataclass(slots=True)
@@ -62,17 +61,12 @@ class Outcome:
         return self.failure is None
 
     @property
-    def is_failed(self) -> bool:
-        """Whether the server or the network failed, or left the request unanswered."""
-        return self.failure not in (None, CLIENT_DROPPED)
-
-    @property
     def is_cut(self) -> bool:
         """Whether its stream broke off, with an error event or without a word.
 
-        Not when we ended it ourselves: because chaos asked for it, or with the run.
+        Not when we ended it ourselves, with the run.
         """
-        if self.failure in (None, CLIENT_DROPPED, UNFINISHED):
+        if self.failure in (None, UNFINISHED):
             return False
         has_begun = self.status is not None and 200 <= self.status < 300
         return self.failure == CUT or (has_begun and self.finish_reason is None)

@@ -15,7 +15,6 @@ from geventhttpclient.response import HTTPParseError
 
 from .chat_stream import MAX_DETAIL, ChatStream, describe_error
 from .outcome import (
-    CLIENT_DROPPED,
     CONNECTION,
     CUT,
     HTTP_PREFIX,
@@ -27,10 +26,6 @@ from .sse import SseDecoder
 
 _MAX_CONNECTIONS = 100_000
 _TOTAL_TIMEOUT_S = 600.0
-
-
-class _DroppedByUsError(Exception):
-    """Chaos asked for the connection to be closed."""
 
 
 class StreamingClient:
@@ -74,7 +69,6 @@ class StreamingClient:
         outcome: Outcome,
         began_s: float,
         *,
-        drop: bool = False,
         give_up_s: float = math.inf,
     ) -> None:
         """Send one request and write into `outcome` what became of it.
@@ -85,16 +79,13 @@ class StreamingClient:
             body: The request; must ask for a stream.
             outcome: With id and time of schedule filled in.
             began_s: `time.perf_counter()` at the begin of the run.
-            drop: Whether to close the connection ourselves, after the first token.
             give_up_s: When the run is over: the request is then unfinished, not failed.
         """
         outcome.sent_s = time.perf_counter() - began_s
         left_s = max(give_up_s - outcome.sent_s, 0.0)
         deadline = Timeout.start_new(min(_TOTAL_TIMEOUT_S, left_s))
         try:
-            self._exchange(json.dumps(body).encode(), outcome, began_s, drop)
-        except _DroppedByUsError:
-            _fail(outcome, CLIENT_DROPPED, "we closed the connection")
+            self._exchange(json.dumps(body).encode(), outcome, began_s)
         except (Timeout, TimeoutError) as error:
             has_ended = error is deadline and left_s < _TOTAL_TIMEOUT_S
             _fail(outcome, UNFINISHED if has_ended else TIMEOUT, _why(error))
@@ -108,9 +99,7 @@ class StreamingClient:
             deadline.close()
             outcome.end_s = time.perf_counter() - began_s
 
-    def _exchange(
-        self, payload: bytes, outcome: Outcome, began_s: float, drop: bool
-    ) -> None:
+    def _exchange(self, payload: bytes, outcome: Outcome, began_s: float) -> None:
         headers = {**self._headers, "X-Request-Id": outcome.id}
         response: Any = self._http.request("POST", self._path, payload, headers)
         try:
@@ -134,8 +123,6 @@ class StreamingClient:
                 while line := response.readline(b"\n"):
                     for event in decoder.feed(line):
                         stream.take(event, read_s)
-                    if drop and outcome.num_deliveries:
-                        raise _DroppedByUsError
                 for event in decoder.feed(response.read()):
                     stream.take(event, read_s)
                 is_complete = decoder.is_between_events

@@ -27,7 +27,7 @@ from .scrape import scrape, summarise_server
 
 SENT = (
     *("duration", "drain", "max_tokens", "temperature", "seed", "model", "extra_body"),
-    *("max_prompt_chars", "ttft_target_ms", "tpot_target_ms", "drop_share"),
+    *("max_prompt_chars", "ttft_target_ms", "tpot_target_ms"),
 )
 """Options of a run that are ours too."""
 
@@ -102,7 +102,6 @@ class Runner(Experiment[Arm, Cell, Deployment]):
                     workload=self._cells[0][0],
                     seed="warm-up",
                     duration=seconds,
-                    drop_share=0.0,
                 ).unlink()
                 if deployment.metrics_urls:
                     # Else the warm-up would count into the first run.
@@ -153,7 +152,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
             "failed_requests": [
                 place | {name: getattr(outcome, name) for name in _OF_FAILURES}
                 for outcome in read.outcomes
-                if outcome.is_failed
+                if not outcome.is_ok
             ],
             "records": f"records/{compress(records).name}",
             "server": summarise_server(seen.counters, seen.timeline),

@@ -43,7 +43,6 @@ class LoadOptions:
     max_prompt_chars: int = _option(
         0, "leave out longer conversations of a file; 0 for none", "N"
     )
-    drop_share: float = _option(0.0, "of streams, closed at their first token", "SHARE")
     run_id: str = _option("locust", "begins all request ids", "NAME")
     records: str = _option("", "outcomes as JSON lines", "FILE")
     header: str = _option("", "one more header, e.g. an API key", "NAME: VALUE")

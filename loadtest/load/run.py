@@ -17,7 +17,7 @@ from locust.runners import STATE_RUNNING, MasterRunner, WorkerRunner
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.health import ClientSample
-from loadtest.client.outcome import CLIENT_DROPPED, Outcome
+from loadtest.client.outcome import Outcome
 from loadtest.client.records import to_entry
 
 from .options import OPTIONS, LoadOptions
@@ -230,8 +230,6 @@ def _log(environment: Environment, outcome: Outcome, options: LoadOptions) -> No
     tokens. `GOOD` has once more the requests that met the targets, so that its requests
     per second are the goodput, and `CUT` those whose stream broke off.
     """
-    if outcome.failure == CLIENT_DROPPED:
-        return
     whole_ms, num_tokens = outcome.e2e_ms or outcome.waited_ms, outcome.output_tokens
     targets = options.ttft_target_ms or None, options.tpot_target_ms or None
     for method, values, size in (

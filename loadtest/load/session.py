@@ -88,22 +88,16 @@ class Session:
     def send(self, request: Turn, due_s: float) -> Outcome:
         """Send a request that is due at `due_s`, and wait for its end."""
         turn, messages, conversation = request
-        options, number = self._options, self._num_sent
-        name = f"{options.run_id}-{self._index}-{number}"
+        options = self._options
+        name = f"{options.run_id}-{self._index}-{self._num_sent}"
         outcome = Outcome(name, options.workload, turn, scheduled_s=due_s)
         body = {"model": options.model, **options.body, "messages": messages}
         if conversation.tools:
             body.setdefault("tools", conversation.tools)
-        share = options.drop_share
         self._num_sent += 1
         try:
-            self._client.run(
-                body,
-                outcome,
-                self._began_s,
-                drop=int((number + 1) * share) > int(number * share),
-                give_up_s=options.duration + options.drain,
-            )
+            give_up_s = options.duration + options.drain
+            self._client.run(body, outcome, self._began_s, give_up_s=give_up_s)
         finally:
             self._on_item(outcome)
         return outcome

@@ -1,5 +1,5 @@
 """A small target and draft model that train on two CPU cores.
 
-``python -m loadtest.models`` trains and describes them. The tasks alone
+``python -m loadtest.models`` trains them. The tasks alone
 (:mod:`loadtest.models.tasks`) need nothing but the standard library.
 """

@@ -10,9 +10,6 @@ from loadtest.environment import REPO
 TARGET_DIR = REPO / "configs" / "models" / "demo-target"
 DRAFT_DIR = REPO / "configs" / "models" / "demo-draft"
 
-VOCAB_SIZE = 1792
-TOKENIZER_CHATS = 6000
-
 
 @dataclass(frozen=True)
 class Phase:

@@ -16,15 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from .describe import LOG, describe_hardware, write_json
 from .induction import add_induction_circuit, relate_spaced_words
 from .optimizer import MasterOptimizer
-from .recipe import TOKENIZER_CHATS, VOCAB_SIZE, Phase, Recipe
+from .recipe import TARGET_DIR, Phase, Recipe
 from .tasks import TOOL_TASKS, TRAINING_TASKS, generate_chat
-from .tokenizer import (
-    TURN_START,
-    copy_tokenizer,
-    load_tokenizer,
-    render,
-    train_tokenizer,
-)
+from .tokenizer import copy_tokenizer, load_tokenizer, render
 
 _LOG_EVERY = 20
 
@@ -36,16 +30,11 @@ _PLAIN_TASKS = tuple(task for task in TRAINING_TASKS if task not in TOOL_TASKS)
 def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
     """Train a model, and write its directory, with tokenizer and log.
 
-    With a teacher it learns that model's distribution, and has its tokenizer; without
-    one it learns the text, with a tokenizer made for it.
+    With a teacher it learns that model's distribution, without one the text. The
+    tokenizer is the shipped target's.
     """
-    if teacher is None:
-        taught_by = None
-        tokenizer = train_tokenizer(
-            vocab_size=VOCAB_SIZE, num_chats=TOKENIZER_CHATS, seed=recipe.seed
-        )
-    else:
-        taught_by, tokenizer = load_model(teacher), load_tokenizer(teacher)
+    taught_by = None if teacher is None else load_model(teacher)
+    tokenizer = load_tokenizer(TARGET_DIR)
     model = build_model(recipe, tokenizer)
     optimizer = make_optimizer(model)
     phases, began_s = recipe.steps, time.perf_counter()
@@ -64,10 +53,8 @@ def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
             told = f"step {step + 1}/{len(phases)}  loss {mean:.4f}"
             sys.stderr.write(f"{recipe.name}: {told}\n")
     model.save_pretrained(output)
-    if teacher is None:
-        tokenizer.save_pretrained(output)
-    else:
-        copy_tokenizer(teacher, output)
+    if output.resolve() != TARGET_DIR:
+        copy_tokenizer(TARGET_DIR, output)
     log = {
         "recipe": asdict(recipe),
         "num_parameters": model.num_parameters(),
@@ -131,7 +118,7 @@ def _chats(
         row += render(tokenizer, chat.messages, with_tools=chat.with_tools)
     row = row[:length]
     end = tokenizer.eos_token_id
-    opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
+    opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
     weights, inside = [], False
     for position, token in enumerate(row, start=1):
         weights.append(1.0 if inside else prompt_weight)
@@ -144,7 +131,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForC
     """Build a bfloat16 Llama to train, random but for an induction circuit."""
     torch.manual_seed(recipe.seed)
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=len(tokenizer),
         max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,

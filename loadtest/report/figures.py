@@ -151,7 +151,7 @@ def _draw_clients(
     ttfts = pd.Series([o.ttft_ms for o in outcomes], dtype=float)
     late = ttfts.groupby(due, observed=False).quantile(0.95)
     panels["ttft_p95_ms"].plot(edges[1:], late.to_numpy(), marker=".", **style)
-    failed = [o.end_s for o in outcomes if o.is_failed]
+    failed = [o.end_s for o in outcomes if not o.is_ok]
     panels["requests_failed"].step(edges[1:], np.histogram(failed, edges)[0], **style)
 
 

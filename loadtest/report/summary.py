@@ -63,7 +63,7 @@ def summarise(
     ok = [o for o in own if o.is_ok]
     num_good = sum(o.meets(targets.ttft_ms, targets.tpot_ms) for o in own)
     ended = [o for o in sent if o.is_ok and lead_in_s <= o.end_s <= duration_s]
-    num_failed = sum(o.is_failed for o in sent)
+    num_failed = sum(not o.is_ok for o in sent)
     failures = Counter(o.failure for o in sent if o.failure)
     cached = [o for o in ok if o.cached_tokens is not None and o.prompt_tokens]
     num_cached = sum(o.cached_tokens or 0 for o in cached)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from loadtest.models.recipe import (
     DRAFT_DIR,
     TARGET,
     TARGET_DIR,
-    VOCAB_SIZE,
     Phase,
     Recipe,
 )
@@ -37,9 +35,9 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from loadtest.models.tokenizer import train_tokenizer
+    from loadtest.models.tokenizer import load_tokenizer
 
-    return train_tokenizer(vocab_size=VOCAB_SIZE, num_chats=500, seed=1)
+    return load_tokenizer(TARGET_DIR)
 
 
 SHORT = Recipe(
@@ -68,42 +66,14 @@ def test_the_loss_counts_replies_with_their_end_of_turn_and_what_comes_again(tok
     assert "user" not in text
 
 
-def test_muon_takes_the_matrices_of_layers_and_adam_the_rest(tokenizer):
-    import torch
-
-    from loadtest.models.train import build_model, make_optimizer
-
-    model = build_model(SHORT, tokenizer)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    gradients = {name: torch.randn_like(p) for name, p in model.named_parameters()}
-    optimizer = make_optimizer(model)
-    # Too small a step for bfloat16 to show at once: the copies add it up.
-    for _ in range(40):
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradients[name]
-        optimizer.step(1e-4)
-
-    moved = {name: (p - before[name]).float() for name, p in model.named_parameters()}
-    # Adam moves every entry by its rate, Muon every matrix by .2 of its on average.
-    adam = moved["model.embed_tokens.weight"].abs().mean().item()
-    muon = moved["model.layers.0.mlp.up_proj.weight"].pow(2).mean().sqrt().item()
-    assert adam == pytest.approx(40 * 0.3 * 1e-4, rel=0.2)
-    assert muon == pytest.approx(40 * 0.2 * 1e-4, rel=0.3)
-
-
-def test_a_pair_is_trained_evaluated_and_described(tmp_path, monkeypatch):
+def test_a_pair_is_trained_and_the_same_weights_come_again(tmp_path, monkeypatch):
     from safetensors.torch import load_file
 
-    from loadtest.models import evaluate, train
+    from loadtest.models import train
 
-    monkeypatch.setattr(train, "TOKENIZER_CHATS", 300)
     monkeypatch.setattr(program, "TARGET", SHORT)
     draft = Recipe("draft", SHORT.shape, SHORT.phases, SHORT.peak_lr, seed=2)
     monkeypatch.setattr(program, "DRAFT", draft)
-    for name, value in (("_MAX_NEW_TOKENS", 8), ("_NUM_PROMPTS", 2), ("_NUM_LONG", 1)):
-        monkeypatch.setattr(evaluate, name, value)
-    few = {name: TASKS[name] for name in ("capital", "dice")}
-    monkeypatch.setattr(evaluate, "TASKS", few)
     target, draft_dir = tmp_path / "target", tmp_path / "draft"
 
     program.main(["--target", str(target), "--draft", str(draft_dir)])
@@ -116,9 +86,6 @@ def test_a_pair_is_trained_evaluated_and_described(tmp_path, monkeypatch):
     assert [one["loss"] for one in logs] == ["cross-entropy", "KL from the target"]
     assert all(one["num_tokens"] == 896 for one in logs)
     assert 0 < logs[0]["losses"]["5"] < 9
-    card = (target / "README.md").read_text()
-    assert "| tokens seen | 896 | 896 |" in card
-    assert "| dice | hard | free |" in card
     weights, same = (
         load_file(path / "model.safetensors") for path in (target, tmp_path / "again")
     )
@@ -142,13 +109,15 @@ def test_untrained_models_already_look_for_what_followed_last_time(recipe, token
     assert after_last_time[1:].mean() > 0.5
 
 
-def greedy_tokens(path: Path, prompts: list[list[int]]) -> list[list[int]]:
+def greedy_tokens(
+    path: Path, prompts: list[list[int]], most: int = 24
+) -> list[list[int]]:
     """Decode greedily in float32, where kernels of other shapes hardly differ."""
     import torch
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    options = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+    options = {"do_sample": False, "max_new_tokens": most, "pad_token_id": 0}
     return [
         model.generate(torch.tensor([one]), **options)[0].tolist() for one in prompts
     ]
@@ -178,17 +147,6 @@ def test_a_padded_target_has_the_size_asked_for_and_gives_the_same_replies(tmp_p
     assert replies == wanted
 
 
-@pytest.mark.parametrize("billions", [1, 8])
-def test_billions_of_parameters_get_ordinary_proportions(billions):
-    from loadtest.models.pad import padded_shape
-
-    config = json.loads((TARGET_DIR / "config.json").read_text())
-    num_layers, width = padded_shape(config, billions * 10**9)
-    num_weights = 3 * width * config["hidden_size"] * num_layers
-    assert num_weights == pytest.approx(billions * 1e9, rel=0.02)
-    assert 16 <= num_layers <= 32
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -203,7 +161,7 @@ def test_what_cannot_be_padded_is_refused_with_what_would_do(source, message, tm
         pad_target(source, tmp_path / "padded", 1_000)
 
 
-def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16():
+def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16(tokenizer):
     import torch
     from safetensors.torch import load_file
 
@@ -214,39 +172,47 @@ def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16():
     for path in (TARGET_DIR, DRAFT_DIR):
         weights = load_file(path / "model.safetensors")
         assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-        assert weights["model.embed_tokens.weight"].shape[0] == VOCAB_SIZE
+        assert weights["model.embed_tokens.weight"].shape[0] == len(tokenizer)
 
 
-def test_the_card_says_what_logs_and_evaluation_say(tmp_path):
-    from loadtest.models.evaluate import write_cards
+def test_the_card_says_what_was_evaluated():
+    card = (TARGET_DIR / "README.md").read_text()
+    evaluated = json.loads((TARGET_DIR / "evaluation.json").read_text())["tasks"]
+    assert evaluated.keys() == TASKS.keys()
+    for name, one in evaluated.items():
+        shares = [one["right"], one["right_in_long_chat"]]
+        right = "free | " if None in shares else "{:.1%} | {:.1%}".format(*shares)
+        lengths = [
+            f"{k['rate']:.2f} / {k['length']:.2f}" for k in one["acceptance"].values()
+        ]
+        for row in (right, " | ".join(lengths)):
+            assert f"| {name} | {TASKS[name].difficulty} | {row} |" in card
 
-    for path in (TARGET_DIR, DRAFT_DIR):
-        shutil.copytree(path, tmp_path / path.name)
-    write_cards(*(tmp_path / path.name for path in (TARGET_DIR, DRAFT_DIR)))
 
-    for path in (TARGET_DIR, DRAFT_DIR):
-        text = (tmp_path / path.name / "README.md").read_text()
-        assert text == (path / "README.md").read_text()
-
-
-def test_the_target_answers_held_out_prompts_of_every_exact_task():
-    from loadtest.models.evaluate import ask
-    from loadtest.models.tokenizer import load_tokenizer
-    from loadtest.models.train import load_model
+def test_the_target_answers_held_out_prompts_of_every_exact_task(tokenizer):
+    from loadtest.models.tokenizer import render
 
     rng = random.Random(0)
     exact = [task for task in TASKS.values() if task.one_right_answer]
     asked = [draw(task, rng, held_out=True) for task in exact]
-    *_, right = ask(load_model(TARGET_DIR), load_tokenizer(TARGET_DIR), asked)
+    prompts = [
+        render(tokenizer, o.messages[:-1], with_tools=o.needs_tools, reply_follows=True)
+        for o in asked
+    ]
+    answered = greedy_tokens(TARGET_DIR, prompts, most=320)
+    texts = [
+        tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True).strip()
+        for prompt, ids in zip(prompts, answered, strict=True)
+    ]
+    right = [one.answer == text for one, text in zip(asked, texts, strict=True)]
 
     # By the card 99 of 100 are right; near-ties fall differently on other processors.
-    assert right >= 0.9
+    assert sum(right) / len(right) >= 0.9
 
 
-def test_the_template_renders_parts_calls_and_tools_as_training_wrote_them():
-    from loadtest.models.tokenizer import load_tokenizer, render
+def test_the_template_renders_parts_calls_and_tools_as_training_wrote_them(tokenizer):
+    from loadtest.models.tokenizer import render
 
-    tokenizer = load_tokenizer(TARGET_DIR)
     parts = [{"type": "text", "text": "Count "}, {"type": "text", "text": "on."}]
     in_parts, plain = (
         render(tokenizer, [{"role": "user", "content": content}])
@@ -267,20 +233,3 @@ def test_the_template_renders_parts_calls_and_tools_as_training_wrote_them():
     text = tokenizer.decode(listed)
     assert text.startswith("<|im_start|>system\n")
     assert all(json.dumps(tool) in text for tool in TOOLS)
-
-
-@pytest.mark.parametrize(
-    ("matches", "draft_length", "rate", "length"),
-    [
-        # The first token is the prompt's; then blocks (T T F), (T), of length 3.
-        ([[True, True, True, False, True]], 3, 3 / 4, 1 + 3 / 2),
-        ([[True] * 13], 5, 1.0, 6.0),
-        ([[False] * 5], 2, 0.0, 1.0),
-        ([[True, True], [True, False]], 1, 1 / 2, 1.5),
-    ],
-    ids=["a block ends at the first that differs", "perfect", "useless", "two replies"],
-)
-def test_drafts_count_up_to_the_first_that_differs(matches, draft_length, rate, length):
-    from loadtest.models.evaluate import acceptance
-
-    assert acceptance(matches, draft_length) == {"rate": rate, "length": length}

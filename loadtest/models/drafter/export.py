@@ -12,17 +12,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from loadtest.models.describe import (
-    EVALUATION,
-    LOG,
-    describe_hardware,
-    write_card,
-    write_json,
-)
+from loadtest.models.describe import LOG, describe_hardware, write_json
+from loadtest.page import make_environment
 from serving.offline import OfflineEngine, start_arguments
 
 from .chats import WorkDir, is_held_out, read_shard
 from .head import head_config
+
+EVALUATION = "evaluation.json"
 
 _POINTS_SHOWN = 12
 _NUM_SEQS = 16
@@ -140,10 +137,10 @@ def _describe(folder: Path) -> None:
     """Write the card from the log, and the evaluation if there is one."""
     log, evaluation = json.loads((folder / LOG).read_text()), folder / EVALUATION
     every = max(1, -(-len(log["curve"]) // _POINTS_SHOWN))
-    write_card(
-        folder,
-        Path(__file__).with_name("card.md.jinja"),
+    card = make_environment(Path(__file__).parent).get_template("card.md.jinja")
+    text = card.render(
         log=log,
         shown=log["curve"][::-every][::-1],
         evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else None,
     )
+    (folder / "README.md").write_text(text)

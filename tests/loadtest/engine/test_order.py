@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.arms import Arm, parse_arm
+from loadtest.arms import Arm
 from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, run
 from loadtest.engine.plan import Block
-from loadtest.experiment import BenchFolder, shuffle
+from loadtest.experiment import BenchFolder
 from tests.loadtest.engine.made_up import CELL, measured
 
 GPU = "NVIDIA Stand-in"
@@ -154,15 +153,6 @@ def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
     monkeypatch.setattr(cli, "find_gpu", lambda: "Another")
     assert bench(tmp_path, "--device", "gpu", "--rounds", "2") == 1
     assert f"gpu: was {GPU!r}, is 'Another'" in capsys.readouterr().err
-
-
-def test_every_arm_takes_every_place_and_follows_every_other():
-    arms = [parse_arm(name) for name in ("none", "fixed:1", "fixed:2")]
-    orders = [shuffle(arms, f"round {number}") for number in range(30)]
-    assert orders[0] == shuffle(arms, "round 0")
-    pairs = {pair for order in orders for pair in pairwise(order)}
-    assert pairs == set(permutations(arms, 2))
-    assert {order[0] for order in orders} == set(arms)
 
 
 def test_what_hinders_is_told_in_its_own_words(tmp_path, engines, monkeypatch, capsys):

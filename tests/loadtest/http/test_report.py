@@ -104,13 +104,13 @@ def test_throughput_counts_what_ended_while_sending():
 
 def test_requests_fail_by_what_became_of_them():
     begun = {"status": 200, "finish_reason": None}
-    kinds = ("cut", "stream_error", "timeout", "unfinished", "client_dropped")
+    kinds = ("cut", "stream_error", "timeout", "unfinished")
     failed = [outcome(n, n, failure=kind, **begun) for n, kind in enumerate(kinds)]
     run = figures([*failed, outcome(8, 8.0)])
     assert run["failures"] == dict.fromkeys(kinds, 1)
-    # We ended the last two kinds; the fourth is a failure of the server all the same.
+    # We ended the last kind; it is a failure of the server all the same.
     assert (run["num_cut"], run["num_unfinished"], run["num_failed"]) == (3, 1, 4)
-    assert run["goodput_share"] == pytest.approx(1 / 6)
+    assert run["goodput_share"] == pytest.approx(1 / 5)
 
 
 @pytest.mark.parametrize("failure", ["timeout", "unfinished"])

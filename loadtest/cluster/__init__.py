@@ -1,1 +1,0 @@
-"""A fleet that scales, routes and refuses, watched while real clients ask."""
