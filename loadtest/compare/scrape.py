@@ -3,7 +3,7 @@
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,32 +51,40 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of one counter."""
 
 
+def read_samples(
+    text: str, is_wanted: Callable[[str], Any]
+) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield name, labels and value of the samples of an exporter's page.
+
+    Names are without what exporters add: `ray_vllm_x` and `vllm:x` are `vllm_x`.
+    """
+    # Ray's page is long, and parsing slow: only the lines that count are parsed.
+    lines = (
+        line
+        for line in text.splitlines(True)
+        if is_wanted(_normalise(_NAME_END.split(line, 1)[0]))
+    )
+    for family in text_string_to_metric_families("".join(lines)):
+        for one in family.samples:
+            yield _normalise(one.name), dict(one.labels), one.value
+
+
 def _normalise(name: str) -> str:
-    """Return a metric's name without what exporters add: `ray_vllm_x`, `vllm:x`."""
     return name.removeprefix("ray_").replace("vllm:", "vllm_")
 
 
 def read_page(text: str) -> tuple[dict[Series, float], dict[str, float]]:
     """Read the counters of engine and policy off an exporter's page, and its gauges."""
     known = _GAUGES.keys() | _OWN_GAUGES.keys()
-
-    def is_wanted(line: str) -> bool:
-        name = _normalise(_NAME_END.split(line, 1)[0])
-        return name in known or _COUNTER.match(name) is not None
-
-    # Ray's page is long, and parsing slow: only the lines that count are parsed.
-    lines = filter(is_wanted, text.splitlines(True))
-    counters: dict[Series, float] = {}
-    found: list[tuple[str, float]] = []
-    for family in text_string_to_metric_families("".join(lines)):
-        for one in family.samples:
-            name = _normalise(one.name)
-            if name in known:
-                found.append((name, one.value))
-            else:
-                counters[name, tuple(sorted(one.labels.items()))] = one.value
-    keys = _OWN_GAUGES if {*_OWN_GAUGES} <= {*dict(found)} else _GAUGES
-    gauges = ({keys[name]: value} for name, value in found if name in keys)
+    samples = [*read_samples(text, lambda name: name in known or _COUNTER.match(name))]
+    counters = {
+        (name, tuple(sorted(labels.items()))): value
+        for name, labels, value in samples
+        if name not in known
+    }
+    names = {name for name, _, _ in samples}
+    keys = _OWN_GAUGES if names >= _OWN_GAUGES.keys() else _GAUGES
+    gauges = ({keys[name]: value} for name, _, value in samples if name in keys)
     return counters, add_gauges(gauges)
 
 
@@ -131,6 +139,27 @@ def summarise_server(
         "replicas_min": min(replicas, default=None),
         "replicas_max": max(replicas, default=None),
     }
+
+
+@contextmanager
+def repeat(look: Callable[[], None], period_s: float) -> Iterator[threading.Event]:
+    """Do something every few seconds, in a thread, while a block runs.
+
+    Yields what is set at the end.
+    """
+    stop = threading.Event()
+
+    def follow() -> None:
+        while not stop.wait(period_s):
+            look()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join()
 
 
 @dataclass
@@ -206,21 +235,10 @@ def scrape(
     def look() -> None:
         seen.look(reads_pages=len(seen.timeline) % looks_per_page == 0, pid=pid)
 
-    stop = threading.Event()
-
-    def follow() -> None:
-        while not stop.wait(_PERIOD_S):
-            look()
-
     look()
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
+    with repeat(look, _PERIOD_S) as stop:
         yield seen
         # When exporters have caught up.
         stop.wait(deployment.settle_s if deployment.metrics_urls else 0.0)
-    finally:
-        stop.set()
-        thread.join()
     seen.look(reads_pages=True, pid=pid)
     seen.counters = seen.add_up()

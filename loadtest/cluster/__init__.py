@@ -1,0 +1,1 @@
+"""A fleet that scales, routes and refuses, watched while real clients ask."""

@@ -1,0 +1,88 @@
+"""Follows what a fleet has and wants, second by second."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from loadtest.compare.deployment import Deployment
+from loadtest.compare.scrape import read_samples
+
+PERIOD_S: Final = 1.0
+
+_WANTED: Final = "serve_autoscaling_target_replicas"
+_SERIES: Final = {
+    _WANTED: "wanted",
+    "tetris_forecast_requests": "forecast",
+    "tetris_unplaced_requests": "waiting",
+    "tetris_replica_start_seconds": "start_s",
+}
+_LEASES: Final = "serve_deployment_request_counter_total"
+
+
+@dataclass
+class Watch:
+    """A fleet over time.
+
+    Attributes:
+        points: One a second at most: `at_s` since the begin, and what the page told of
+            replicas wanted and running, requests waiting and forecast.
+    """
+
+    deployment: Deployment
+    points: list[dict[str, float]] = field(default_factory=list)
+    began_s: float = field(default_factory=time.time)
+
+    def look(self) -> None:
+        """Add a point."""
+        found = read_series(self.deployment)
+        # Not off the page, from which a gauge is dropped that is set seldom.
+        running = self.deployment.endpoint.count_replicas()
+        if running is not None:
+            found["running"] = running
+        if found:
+            self.points.append({"at_s": round(self.since(time.time()), 1)} | found)
+
+    def since(self, epoch_s: float) -> float:
+        """Return a time of the wall clock as seconds since the begin."""
+        return epoch_s - self.began_s
+
+    def wait_for(self, name: str, value: float, limit_s: float) -> bool:
+        """Wait until a series has had a value twice in a row; False if it has not."""
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            latest = [point.get(name) for point in self.points[-2:]]
+            if latest == [value, value]:
+                return True
+            time.sleep(PERIOD_S)
+        return False
+
+
+def read_series(deployment: Deployment) -> dict[str, float]:
+    """Return what the pages tell now; sums over replicas and fronts."""
+    found: dict[str, float] = {}
+    for name, labels, value in _read(deployment):
+        # Fronts are scaled too.
+        if name in _SERIES and (name != _WANTED or _is_engine(labels)):
+            key = _SERIES[name]
+            found[key] = found.get(key, 0.0) + value
+    return found
+
+
+def count_leases(deployment: Deployment) -> dict[str, float]:
+    """Return how many requests each engine replica has begun."""
+    return {
+        labels["replica"]: value
+        for name, labels, value in _read(deployment)
+        if name == _LEASES and _is_engine(labels)
+    }
+
+
+def _is_engine(labels: dict[str, str]) -> bool:
+    return labels.get("deployment", "").startswith("TetrisEngine")
+
+
+def _read(deployment: Deployment) -> Iterator[tuple[str, dict[str, str], float]]:
+    for page in deployment.metrics_urls:
+        text = deployment.endpoint.fetch(page) or ""
+        yield from read_samples(text, lambda name: name in {*_SERIES, _LEASES})
