@@ -39,11 +39,13 @@ help:
 	@echo "make audit      licences, bills of materials, secrets, vulnerabilities (OUTPUT=)"
 	@echo "make clean      remove the environment and all caches"
 
-# The wrapper lets Ctrl-C reach the server alone. Otherwise make would report an error
-# even after a clean shutdown, because it dies of any SIGINT that it receives itself.
+# Ctrl-C reaches the server alone. Otherwise make would report an error even after a
+# clean shutdown, because it dies of any SIGINT that it receives itself.
+IN_FOREGROUND := @exec $(BIN)/python .ci/foreground.py
+
 serve:
 	@$(SET_UP)
-	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve up \
+	$(IN_FOREGROUND) $(BIN)/tetris-serve up \
 		--config $(CONFIG) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Two tests at a time, for an engine pins one thread; but whatever starts Ray needs both
@@ -93,16 +95,15 @@ format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Takes hours, in as many pieces as wanted: Ctrl-C, and the same command goes on. The
-# wrapper is there for the same reason as in `serve`.
+# Takes hours, in as many pieces as wanted: Ctrl-C, and the same command goes on.
 bench:
 	@$(SET_UP) --loadtest
-	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench engine \
+	$(IN_FOREGROUND) $(BIN)/tetris-serve bench engine \
 		--output $(or $(OUTPUT),results/scratch/engine) $(ARGS)
 
 loadtest:
 	@$(SET_UP) --loadtest
-	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench http \
+	$(IN_FOREGROUND) $(BIN)/tetris-serve bench http \
 		--output $(or $(OUTPUT),results/scratch/http-$(or $(PRESET),smoke)) \
 		--preset $(or $(PRESET),smoke) $(ARGS)
 
