@@ -48,27 +48,20 @@ serve:
 	$(IN_FOREGROUND) $(BIN)/tetris-serve up \
 		--config $(CONFIG) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# Two tests at a time, for an engine pins one thread; but whatever starts Ray needs both
-# cores of a small machine. With ARGS one of the two may have nothing to run.
-PYTEST := $(BIN)/pytest --durations=40
-# Files in their order: by the number of tests the one that takes longest would come last.
-SHARED := -n 2 --dist loadfile --no-loadscope-reorder
-NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
+# Two tests at a time, for an engine pins one thread: one worker begins with all that
+# starts Ray, one after the other, the other one with all else, file by file.
+PYTEST := $(BIN)/pytest --durations=40 -n 2 --dist loadgroup --no-loadscope-reorder
 
 test:
 	@$(SET_UP) --dev
-ifdef FAST
-	$(PYTEST) $(SHARED) -m "not ray and not vllm and not slow" $(ARGS)
-else
-	$(PYTEST) $(SHARED) -m "not ray" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) -m ray $(ARGS) $(NONE_IS_FINE)
-endif
+	$(PYTEST) $(if $(FAST),-m "not ray and not vllm and not slow") $(ARGS)
 
+# With ARGS one of the two may have nothing to run.
+faults: NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
 faults:
 	@$(SET_UP) --dev
-	$(PYTEST) $(SHARED) -m "faults and not ray" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) -m "faults and ray" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) tests/serving/check_lost_host.py $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) -m faults $(ARGS) $(NONE_IS_FINE)
+	$(BIN)/pytest tests/serving/check_lost_host.py $(ARGS) $(NONE_IS_FINE)
 
 # All cases on both runners, hours, in as many pieces as wanted: Ctrl-C, and the same
 # command goes on. Adds to tests/engine/law/evidence.json after every case.

@@ -59,8 +59,18 @@ def serve_log(
     return caplog
 
 
+# Before xdist, which looks at the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say what may warn, and what runs beside what where two tests run at a time.
+
+    Files do, each in one piece, but all that starts Ray is one piece, and the first:
+    clusters beside each other would hand out the same ports to their processes.
+    """
     for item in items:
-        part = item.path.relative_to(TESTS).parts[0]
-        if part in MAY_WARN:
-            item.add_marker(pytest.mark.filterwarnings(*MAY_WARN[part]))
+        path = item.path.relative_to(TESTS)
+        if path.parts[0] in MAY_WARN:
+            item.add_marker(pytest.mark.filterwarnings(*MAY_WARN[path.parts[0]]))
+        group = "ray" if item.get_closest_marker("ray") else str(path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
