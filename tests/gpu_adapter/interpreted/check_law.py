@@ -3,8 +3,8 @@
 As `tests.engine.law.test_law`, with the same requests, laws and bets. The interpreter
 leaves room for one case of each policy, each judged by itself, and for one control of
 all four together, with drafts of four tokens: hardly any behind the fourth of this
-drafter's is reached. `make law` runs all cases, as deep as on the V1 runner, and controls
-of each policy.
+drafter's is reached. `make law` runs all cases, as deep as on the V1 runner, and
+controls of each policy.
 """
 
 import pytest
