@@ -19,7 +19,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-bui
 SAME := -c $(REQUIREMENTS)/cpu.txt -c $(REQUIREMENTS)/gpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test faults law fuzz lint format bench loadtest demo-pair settings chart \
+.PHONY: help serve test faults law fuzz lint format bench loadtest demo-pair generated \
 	lock audit clean
 
 help:
@@ -33,8 +33,7 @@ help:
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--preset=smoke)"
 	@echo "make loadtest   compare policies over HTTP under load (PRESET=, OUTPUT=, ARGS=)"
 	@echo "make demo-pair  train the demo target and draft from nothing"
-	@echo "make settings   renew the settings' reference in configs/README.md"
-	@echo "make chart      renew what the Helm chart takes from the settings and metrics"
+	@echo "make generated  renew what docs and chart take from settings and metrics"
 	@echo "make lock       renew configs/requirements (UPGRADE=1: newest versions allowed)"
 	@echo "make audit      licences, bills of materials, secrets, vulnerabilities (OUTPUT=)"
 	@echo "make clean      remove the environment and all caches"
@@ -104,13 +103,9 @@ demo-pair:
 	@$(SET_UP) --loadtest
 	$(BIN)/python -m loadtest.models $(ARGS)
 
-settings:
+generated:
 	@$(SET_UP) --dev
-	$(BIN)/python .ci/settings_reference.py
-
-chart:
-	@$(SET_UP) --dev
-	$(BIN)/python .ci/chart.py
+	$(BIN)/python .ci/generated.py
 
 # Versions in the files stay unless UPGRADE is given. A package whose requirements are
 # not wanted is a line in pyproject.toml and its requirements are lines in excludes.in.
