@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import subprocess
@@ -35,6 +36,9 @@ MAY_WARN = {
     "serving": IMPORTS_MAY_WARN,
 }
 
+# What takes longest, so that no worker waits for the other in the end.
+BEGIN_WITH = ("ray", "gpu_adapter/test_interpreted.py")
+
 
 def run(
     *command: object, status: int | None = 0, **options: Any
@@ -62,15 +66,17 @@ def serve_log(
 # Before xdist, which looks at the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what may warn, and what runs beside what where two tests run at a time.
+    """Say what may warn, and what one worker runs where there are two.
 
-    Files do, each in one piece, but all that starts Ray is one piece, and the first:
-    clusters beside each other would hand out the same ports to their processes.
+    All that starts Ray, as clusters beside each other hand out the same ports; and each
+    other file.
     """
+    groups: dict[str, list[pytest.Item]] = {name: [] for name in BEGIN_WITH}
     for item in items:
         path = item.path.relative_to(TESTS)
         if path.parts[0] in MAY_WARN:
             item.add_marker(pytest.mark.filterwarnings(*MAY_WARN[path.parts[0]]))
-        group = "ray" if item.get_closest_marker("ray") else str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+        name = "ray" if item.get_closest_marker("ray") else str(path)
+        item.add_marker(pytest.mark.xdist_group(name))
+        groups.setdefault(name, []).append(item)
+    items[:] = itertools.chain.from_iterable(groups.values())
