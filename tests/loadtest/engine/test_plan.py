@@ -216,9 +216,7 @@ def test_an_engine_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
     # Fails at an engine's arguments, without the imports that an engine takes.
     process = EngineProcess("none", deployment, tmp_path / "none.log", json.loads)
     try:
-        reason = (
-            r"of none failed: TypeError: .*; the end of .*none.log:[\s\S]*Trace"
-        )
+        reason = r"of none failed: TypeError: .*; the end of .*none.log:[\s\S]*Trace"
         with pytest.raises(LoadTestError, match=reason):
             process.wait_until_ready()
         with pytest.raises(LoadTestError, match="of none has ended"):
