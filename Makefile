@@ -19,7 +19,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-bui
 SAME := -c $(REQUIREMENTS)/cpu.txt -c $(REQUIREMENTS)/gpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test faults law fuzz lint format bench loadtest demo-pair settings chart \
+.PHONY: help serve test faults law fuzz lint format bench loadtest demo-pair generated \
 	lock audit clean
 
 help:
@@ -33,17 +33,18 @@ help:
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--preset=smoke)"
 	@echo "make loadtest   compare policies over HTTP under load (PRESET=, OUTPUT=, ARGS=)"
 	@echo "make demo-pair  train the demo target and draft anew"
-	@echo "make settings   renew the settings' reference in configs/README.md"
-	@echo "make chart      renew what the Helm chart takes from the settings and metrics"
+	@echo "make generated  renew what docs and chart take from settings and metrics"
 	@echo "make lock       renew configs/requirements (UPGRADE=1: newest versions allowed)"
 	@echo "make audit      licences, bills of materials, secrets, vulnerabilities (OUTPUT=)"
 	@echo "make clean      remove the environment and all caches"
 
-# The wrapper lets Ctrl-C reach the server alone. Otherwise make would report an error
-# even after a clean shutdown, because it dies of any SIGINT that it receives itself.
+# Ctrl-C reaches the server alone. Otherwise make would report an error even after a
+# clean shutdown, because it dies of any SIGINT that it receives itself.
+IN_FOREGROUND := @exec $(BIN)/python .ci/foreground.py
+
 serve:
 	@$(SET_UP)
-	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve up \
+	$(IN_FOREGROUND) $(BIN)/tetris-serve up \
 		--config $(CONFIG) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Two tests at a time, for an engine pins one thread; but whatever starts Ray needs both
@@ -93,16 +94,15 @@ format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Takes hours, in as many pieces as wanted: Ctrl-C, and the same command goes on. The
-# wrapper is there for the same reason as in `serve`.
+# Takes hours, in as many pieces as wanted: Ctrl-C, and the same command goes on.
 bench:
 	@$(SET_UP) --loadtest
-	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench engine \
+	$(IN_FOREGROUND) $(BIN)/tetris-serve bench engine \
 		--output $(or $(OUTPUT),results/scratch/engine) $(ARGS)
 
 loadtest:
 	@$(SET_UP) --loadtest
-	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench http \
+	$(IN_FOREGROUND) $(BIN)/tetris-serve bench http \
 		--output $(or $(OUTPUT),results/scratch/http-$(or $(PRESET),smoke)) \
 		--preset $(or $(PRESET),smoke) $(ARGS)
 
@@ -110,13 +110,9 @@ demo-pair:
 	@$(SET_UP) --loadtest
 	$(BIN)/python -m loadtest.models $(ARGS)
 
-settings:
+generated:
 	@$(SET_UP) --dev
-	$(BIN)/python .ci/settings_reference.py
-
-chart:
-	@$(SET_UP) --dev
-	$(BIN)/python .ci/chart.py
+	$(BIN)/python .ci/generated.py
 
 # Versions in the files stay unless UPGRADE is given. A package whose requirements are
 # not wanted is a line in pyproject.toml and its requirements are lines in excludes.in.

@@ -1,23 +1,19 @@
-"""Write what the Helm chart takes from elsewhere (`make chart`).
+"""What the Helm chart takes from elsewhere.
 
 The schema of its `config` is that of serving.settings.model; everything else in
 values.schema.json is written by hand and kept. VALUES.md is values.yaml as a table.
-Grafana's JSON says little in many
-lines, so the panels of the dashboards are kept in dashboards.yaml beside this file.
-Tests try every query on a Prometheus that has scraped a real deployment.
+Grafana's JSON says little in many lines, so the panels of the dashboards are kept in
+dashboards.yaml beside this file. Tests try every query on a Prometheus that has scraped
+a real deployment.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
-CHART = ROOT / "helm" / "tetris-serve"
 PANELS = Path(__file__).with_name("dashboards.yaml")
 
 # Definitions whose names begin so are ours to replace.
@@ -27,43 +23,26 @@ FILTER = '{ray_io_cluster=~"$Cluster"'
 WIDTH, HEIGHT, GRID_WIDTH = 8, 8, 24
 
 
-def main() -> int:
-    """Write the files, or with --check only tell whether they are up to date."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    arguments = parser.parse_args()
-    status = 0
-    for file, wanted in files():
-        if file.is_file() and file.read_text("utf-8") == wanted:
-            continue
-        if arguments.check:
-            print(f"{file.relative_to(ROOT)} is out of date: run `make chart`")
-            status = 1
-        else:
-            file.write_text(wanted, "utf-8")
-            print(f"wrote {file.relative_to(ROOT)}")
-    return status
-
-
-def files() -> Iterator[tuple[Path, str]]:
-    """Yield every file with what belongs into it."""
-    file = CHART / "values.schema.json"
-    schema = merged(json.loads(file.read_text("utf-8")))
-    yield file, json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-    yield CHART / "VALUES.md", "\n".join(values_table())
+def files(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield every file of the project's chart with what belongs into it."""
+    folder = root / "helm" / "tetris-serve"
+    schema_file = folder / "values.schema.json"
+    schema = merged(json.loads(schema_file.read_text("utf-8")))
+    yield schema_file, json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    values = (folder / "values.yaml").read_text("utf-8")
+    yield folder / "VALUES.md", "\n".join(values_table(values))
     content = yaml.safe_load(PANELS.read_text("utf-8"))
     for name, one in content["dashboards"].items():
         made = dashboard(content["skeletons"], name, **one)
-        yield CHART / "dashboards" / f"{name}.json", json.dumps(made, indent=1) + "\n"
+        yield folder / "dashboards" / f"{name}.json", json.dumps(made, indent=1) + "\n"
 
 
-def values_table() -> Iterator[str]:
+def values_table(text: str) -> Iterator[str]:
     """Yield the lines of the table of values: their paths, defaults and comments."""
-    text = (CHART / "values.yaml").read_text("utf-8")
     lines = text.splitlines()
     yield "# Values"
     yield ""
-    yield "Of [values.yaml](values.yaml), written by `make chart`."
+    yield "Of [values.yaml](values.yaml), written by `make generated`."
     yield ""
     yield "| value | default | what it is |"
     yield "|---|---|---|"
@@ -97,8 +76,6 @@ def values_table() -> Iterator[str]:
 
 def merged(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the chart's schema with the present settings in it."""
-    # Run as a script, this file's own folder is the first that imports are taken from.
-    sys.path.insert(0, str(ROOT))
     from serving.settings.model import Settings
 
     settings = Settings.model_json_schema(ref_template=f"#/$defs/{PREFIX}{{model}}")
@@ -173,7 +150,3 @@ def graph(
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "targets": targets,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,41 +1,23 @@
-"""Write the settings into configs/README.md (`make settings`).
+"""The reference of the settings: between two marks in configs/README.md."""
 
-Everything between the two marks there is generated from the settings' own models.
-"""
-
-import argparse
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "configs" / "README.md"
 BEGIN, END = "<!-- settings:begin -->", "<!-- settings:end -->"
 
 
-def main() -> int:
-    """Write the tables, or with --check only tell whether they are up to date."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    arguments = parser.parse_args()
-    present = README.read_text("utf-8")
-    head, rest = present.split(BEGIN)
-    wanted = f"{head}{BEGIN}\n{reference()}\n{END}{rest.split(END)[1]}"
-    if present == wanted:
-        return 0
-    if arguments.check:
-        print(f"{README.relative_to(ROOT)} is out of date: run `make settings`")
-        return 1
-    README.write_text(wanted, "utf-8")
-    print(f"wrote {README.relative_to(ROOT)}")
-    return 0
+def files(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the README of the project's configs with what belongs into it."""
+    file = root / "configs" / "README.md"
+    head, rest = file.read_text("utf-8").split(BEGIN)
+    _, tail = rest.split(END)
+    yield file, f"{head}{BEGIN}\n{reference()}\n{END}{tail}"
 
 
 def reference() -> str:
     """Return a table for each section, and one of Ray's and vLLM's names."""
-    # Run as a script, this file's own folder is the first that imports are taken from.
-    sys.path.insert(0, str(ROOT))
     from serving.settings.model import Settings
     from serving.settings.names import FOREIGN_NAMES
 
@@ -118,7 +100,3 @@ def table(*rows: tuple[str, ...]) -> str:
     """Draw a table; the first row is its header."""
     header, *body = ("| " + " | ".join(row) + " |" for row in rows)
     return "\n".join([header, "|---" * len(rows[0]) + "|", *body])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

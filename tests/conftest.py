@@ -35,6 +35,9 @@ MAY_WARN = {
     "serving": IMPORTS_MAY_WARN,
 }
 
+# What takes longest, so that no worker waits for the other in the end.
+BEGIN_WITH = "test_interpreted.py"
+
 
 def run(
     *command: object, status: int | None = 0, **options: Any
@@ -64,3 +67,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         part = item.path.relative_to(TESTS).parts[0]
         if part in MAY_WARN:
             item.add_marker(pytest.mark.filterwarnings(*MAY_WARN[part]))
+    items.sort(key=lambda item: item.path.name != BEGIN_WITH)

@@ -5,10 +5,7 @@ import json
 
 import pytest
 
-from serving.app import front_options_of, settings_from_args
 from tests.helm import chart
-
-OFF_THE_HEAD = {"ray.io/node-group": "!headgroup"}
 
 
 def worker_group(objects):
@@ -134,15 +131,3 @@ def test_ray_s_metrics_page_embeds_our_dashboard(monkeypatch):
     assert env["RAY_GRAFANA_CLUSTER_FILTER"]["valueFrom"]["fieldRef"] == {
         "fieldPath": "metadata.labels['ray.io/cluster']"
     }
-
-
-@chart.each_example
-def test_no_replica_is_ever_placed_on_the_head(name):
-    objects = chart.example(name)
-    assert objects.cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    assert objects.service["excludeHeadPodFromServeSvc"] is True
-    # Only fronts ask for no CPU; test_drain.py has Ray place some.
-    options = front_options_of(settings_from_args(objects.application["args"]))
-    assert options["ray_actor_options"]["label_selector"] == OFF_THE_HEAD
-    # Options given here would replace the environment that a front needs.
-    assert "deployments" not in objects.application

@@ -2,14 +2,12 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from serving.settings.model import Settings, parse_settings
-from tests.conftest import run
 from tests.helm import chart
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text("utf-8"))
@@ -49,10 +47,6 @@ def test_without_a_config_the_demo_is_served_and_with_one_nothing_of_it():
     args = objects.application["args"]
     assert args["engine"] == {"device": "gpu", "max_model_len": 99}
     assert "policy" not in args
-
-
-def test_schema_and_dashboards_are_what_they_are_written_from():
-    run(sys.executable, chart.ROOT / ".ci" / "chart.py", "--check")
 
 
 @chart.each_example

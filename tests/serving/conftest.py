@@ -69,11 +69,13 @@ def find_free_ports(count: int) -> list[int]:
 
     They are bound a minute later, when Ray has opened dozens of its own. So they are
     neither among those that Linux hands out unasked, from 32768, nor among those of
-    Ray's workers, from 10002 to 19999.
+    Ray's workers, from 10002 to 19999. Tests that run beside each other have others.
     """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ports: list[int] = []
     while len(ports) < count:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(20_000 + worker, 32_000, num_workers)
         if port in _given_ports:
             continue
         with socket.socket() as sock:

@@ -5,34 +5,26 @@ import pty
 import re
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import httpx
 import psutil
 import pytest
-import yaml
 
-from loadtest.compare.processes import find_processes
 from serving.app import check_access
 from serving.cli import main
 from serving.commands.up import with_access, with_board_text
 from serving.settings.model import Settings, SettingsError, load_settings
-from tests.conftest import run
 from tests.serving.conftest import (
-    BIN,
     DEMO_CONFIG,
     ROOT,
     START_TIMEOUT_S,
     Command,
     Server,
     clean_environment,
-    find_free_ports,
     is_listening,
     up_command,
-    wait_until,
 )
 
 NUM_TOKENS = 400
@@ -185,51 +177,6 @@ def test_a_failing_engine_ends_the_start_with_its_reason(tmp_path):
         assert command.process.wait(START_TIMEOUT_S) == 1
     reason = command.output.partition("error: ")[2].splitlines()[0]
     assert reason.endswith("Cannot find the config file for awq")
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(tmp_path):
-    port, dashboard_port = find_free_ports(2)
-    content = yaml.safe_load((ROOT / "configs" / "serve" / "tiny.yaml").read_text())
-    content["http_options"]["port"] = port
-    content["applications"][0]["args"]["config"] = str(DEMO_CONFIG)
-    file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump(content))
-    # `serve run` starts Ray itself, but offers no choice of the dashboard's port.
-    script = (
-        "import ray, sys; from ray.serve.scripts import cli; "
-        f"ray.init(address='local', dashboard_port={dashboard_port}); "
-        f"sys.argv = ['serve', 'run', {str(file)!r}]; cli()"
-    )
-    python, open_to_all = [sys.executable, "-c", script], {"RAY_AUTH_MODE": "disabled"}
-    with Command.start(python, tmp_path / "run.log", **open_to_all) as command:
-        server = Server(command, port, 0)
-        wait_until(lambda: server.health()[0] == 200, START_TIMEOUT_S)
-
-        address = f"http://127.0.0.1:{dashboard_port}"
-        content["applications"][0]["args"]["policy.name"] = "fixed"
-        file.write_text(yaml.safe_dump(content))
-        with long_stream(server):
-            deploy = (BIN / "serve", "deploy", file, "--address", address)
-            run(*deploy, env=clean_environment(**open_to_all))
-
-        def redeployed() -> bool:
-            url = f"{address}/api/serve/applications/"
-            details = httpx.get(url, timeout=120, trust_env=False).json()
-            app = details["applications"]["tetris"]
-            policy = app["deployed_app_config"]["args"].get("policy.name")
-            return (policy, app["status"]) == ("fixed", "RUNNING")
-
-        wait_until(redeployed, START_TIMEOUT_S)
-        # The front before is to have gone: it has no engine to wait for.
-        wait_until(lambda: count_fronts(command) == 1, 180)
-        assert server.complete().is_success
-
-
-def count_fronts(command: Command) -> int:
-    roles = [role for role, _ in find_processes(command.process.pid)]
-    return roles.count("front")
 
 
 def test_without_keys_only_this_machine_is_let_in(tmp_path):

@@ -23,6 +23,7 @@ from tests.engine.made_up import make_up_costs
 from tests.engine.tiny_models import write_heads, write_tokenizer
 
 DEPTH = 8
+"""Drafts of a request, at most; engines may be started for fewer."""
 
 POLICIES = {
     "fixed": {"draft_tokens": DEPTH},
@@ -71,17 +72,26 @@ def write_models(folder, drafter):
 
 @dataclass
 class LawEngine:
-    """An engine, its target in float64, and a record of its latest batch."""
+    """An engine, its target in float64, and a record of its latest batch.
+
+    It drafts at most `depth` tokens of a request.
+    """
 
     engine: Engine
     reference: PreTrainedModel
     record: Record
+    depth: int
 
     def break_off_drafting(self):
         """Draft as deep as `DEPTHS_WITH_GAPS` says, whatever the policy wants."""
-        depths = itertools.cycle(DEPTHS_WITH_GAPS)
+        depths = itertools.cycle(min(one, self.depth) for one in DEPTHS_WITH_GAPS)
         scheduler, choose = self.engine.scheduler, lambda _num_reqs: next(depths)
         return patch.object(scheduler, "_choose_depth", choose)
+
+    def set_policy(self, policy):
+        """Take one of `POLICIES`, as deep as the engine drafts."""
+        tokens = {name: min(n, self.depth) for name, n in POLICIES[policy].items()}
+        self.engine.set_policy(policy, **tokens)
 
     def run(self, requests, seed):
         """Complete requests in one batch; the seed is of whatever the engine draws."""
@@ -96,8 +106,8 @@ class LawEngine:
 
 
 @contextmanager
-def run_law_engine(start, target, draft, **options):
-    """Start an engine, as `start` does, as deep as any policy drafts here.
+def run_law_engine(start, target, draft, *, depth=DEPTH, **options):
+    """Start an engine, as `start` does, that drafts at most so deep.
 
     It records its blocks.
     """
@@ -105,7 +115,7 @@ def run_law_engine(start, target, draft, **options):
         target,
         draft,
         policy="fixed",
-        draft_tokens=DEPTH,
+        draft_tokens=depth,
         classes=CLASSES,
         skip_tokenizer_init=False,
         max_model_len=4 * BLOCK,
@@ -113,7 +123,7 @@ def run_law_engine(start, target, draft, **options):
         long_prefill_token_threshold=CHUNK,
         **options,
     ) as engine:
-        yield LawEngine(engine, load_reference(target), record(engine))
+        yield LawEngine(engine, load_reference(target), record(engine), depth)
 
 
 @contextmanager
@@ -184,7 +194,7 @@ def run_case(
         few_blocks: Left where KV blocks run short.
         prepare: Makes up what the policies that look at prices believe.
     """
-    engine.engine.set_policy(case.policy, **POLICIES[case.policy])
+    engine.set_policy(case.policy)
     if case.policy in ("dynamic", "goodput"):
         prepare(engine.engine)
     requests = draw_requests(seed, num_each, case, features)

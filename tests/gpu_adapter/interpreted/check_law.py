@@ -2,7 +2,9 @@
 
 As `tests.engine.law.test_law`, with the same requests, laws and bets. The interpreter
 leaves room for one case of each policy, each judged by itself, and for one control of
-all four together; `make law` runs all cases, and controls of each policy.
+all four together, with drafts of four tokens: hardly any behind the fourth of this
+drafter's is reached. `make law` runs all cases, as deep as on the V1 runner, and
+controls of each policy.
 """
 
 import pytest
@@ -18,13 +20,15 @@ from tests.gpu_adapter.interpreted.law import (
 
 SEED = 1
 
+DEPTH = 4
+
 CASES = pair_up_policies(DRAFTER)
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """What the cases brought, and what their controls did, all on one engine."""
-    with start(tmp_path_factory.mktemp("law")) as engine:
+    with start(tmp_path_factory.mktemp("law"), depth=DEPTH) as engine:
         honest = {case: run_case(engine, case, SEED, num_each=1) for case in CASES}
         biased = {
             case: run_case(engine, case, SEED, bias=draw_some_from_draft, num_each=1)

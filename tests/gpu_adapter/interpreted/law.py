@@ -20,11 +20,12 @@ run_case = partial(campaign.run_case, few_blocks=8, prepare=make_up_costs)
 
 
 @contextmanager
-def start(folder, drafter=DRAFTER):
+def start(folder, drafter=DRAFTER, depth=campaign.DEPTH):
     """Start the engine on which all cases of a drafter are run."""
     with campaign.run_law_engine(
         run_interpreted,
         *campaign.write_models(folder, drafter),
+        depth=depth,
         speculative=campaign.SAMPLED,
         max_num_seqs=32,
         max_num_batched_tokens=512,

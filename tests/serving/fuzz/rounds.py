@@ -18,7 +18,7 @@ from typing import Any, Final
 from loadtest.compare.processes import sample
 from tests.conftest import run
 from tests.serving.conftest import BIN, MODEL, ROOT, Server, wait_until
-from tests.serving.fuzz.hooks import COUNTS_FILE
+from tests.serving.fuzz.hooks import COUNTS_FILE, EVERY
 
 CONFIG: Final = Path(__file__).with_name("schemathesis.toml")
 PHASES: Final = ("coverage", "fuzzing", "stateful")
@@ -45,7 +45,9 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def fuzz(server: Server, num_cases: int, seed: int, folder: Path) -> dict[str, Any]:
+def fuzz(
+    server: Server, num_cases: int, seed: int, folder: Path, every: int = 1
+) -> dict[str, Any]:
     """Send a server at least so many cases, and see that it is as it was before.
 
     Args:
@@ -53,6 +55,7 @@ def fuzz(server: Server, num_cases: int, seed: int, folder: Path) -> dict[str, A
         num_cases: At least, in whole rounds, of which there are two at least.
         seed: Of the first round; each later one has the next.
         folder: For what schemathesis leaves behind, failing cases among it.
+        every: Of the cases that are made of the schema alone, one in so many is sent.
 
     Returns:
         What was done: rounds, with the seed and the most cases of a route in each;
@@ -73,8 +76,10 @@ def fuzz(server: Server, num_cases: int, seed: int, folder: Path) -> dict[str, A
             phases = PHASES[1:]
             most = min(MANY, max(FEW, num_missing // NUM_ROUTES))
         with ThreadPoolExecutor(len(phases)) as clients:
-            phase = functools.partial(_run_phase, server, round_seed, most, folder)
-            found = sum(clients.map(phase, phases), Counter())
+            run_phase = functools.partial(
+                _run_phase, server, round_seed, most, folder, every
+            )
+            found = sum(clients.map(run_phase, phases), Counter())
         statuses += found
         rounds.append({"seed": round_seed, "most": most, "cases": found.total()})
         memory.setdefault("after the first round", _memory(server))
@@ -90,11 +95,13 @@ def fuzz(server: Server, num_cases: int, seed: int, folder: Path) -> dict[str, A
 
 
 def _run_phase(
-    server: Server, seed: int, most: int, folder: Path, phase: str
+    server: Server, seed: int, most: int, folder: Path, every: int, phase: str
 ) -> Counter[str]:
     counts_file = folder / f"{seed}-{phase}.json"
     env = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.serving.fuzz.hooks"}
     env |= {"PYTHONPATH": str(ROOT), COUNTS_FILE: str(counts_file)}
+    if phase == PHASES[0]:
+        env[EVERY] = str(every)
     command = [BIN / "schemathesis", "--config-file", CONFIG, "--no-color", "run"]
     command += [f"{server.url}/openapi.json", "--phases", phase]
     command += ["--max-examples", str(most), "--seed", str(seed)]
