@@ -1,7 +1,7 @@
 """What audits find out, how sure they are, and what they hold back."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ import pytest
 from policies.audit.audited import AuditedPlanner
 from policies.audit.block import BlockResult, SeenStep
 from policies.audit.gain import MIN_BLOCKS, estimate_gain
-from policies.audit.ledger import Ledger, LoadSums
+from policies.audit.holding import Trial
+from policies.audit.ledger import Ledger, LoadSums, bucket_of
 from policies.audit.schedule import BLOCK_STEPS, STEPS_TOUCHED, AuditSchedule
 from policies.planner import Planner
 from policies.registry import build_planner
@@ -230,6 +231,25 @@ def test_what_loses_at_one_load_is_soon_held_at_loads_that_come_and_go():
     assert not any(passing[1000:])
 
 
+def test_a_long_window_decides_where_the_short_one_has_no_block_of_some_load():
+    trial = Trial()
+    for number in range(300):
+        # Half of the time at each of two loads; of one there are blocks at first only.
+        num_steps = 10.0 * (number + 1)
+        sums = LoadSums(num_steps, 10 * num_steps, TOKENS * num_steps)
+        sums.target_ms = 10 * num_steps
+        loads = {bucket_of(n): replace(sums) for n in (16, 24)}
+        is_early = number < 24
+        ms = 30.0 * ((0.4, 0.8)[number % 2] if is_early else 0.02)
+        num_reqs = 24 if number < 10 and number % 3 else 16
+        block = BlockResult(number, "none", num_reqs, 3, ms, 3.0, 0, 10.0, 0.0)
+        trial.note_block(block, loads, loses_elsewhere=False)
+        assert not (is_early and trial.hold_steps)
+        if trial.hold_steps:
+            break
+    assert trial.hold_steps >= 1024
+
+
 def test_a_drafter_that_comes_back_is_drafted_with_again():
     audited = make_audited(Everything())
     Clockwork(acceptance=0.02).run(audited, 3_000)
@@ -269,6 +289,14 @@ def test_an_audited_policy_keeps_the_contract(policy):
         return make_audited(build_planner(spec, limits), share=0.2)
 
     check_planner(build, max_depth=4, num_steps=600)
+
+
+def test_what_only_the_policy_has_is_found_behind_the_audit():
+    audited = make_audited(build_planner(PolicySpec("goodput", max_draft_tokens=4)))
+    assert 1 <= audited.best_fixed(3) <= 4
+    assert audited.plan is audited.inner.plan
+    with pytest.raises(AttributeError):
+        audited.nobody_has_this  # noqa: B018 - asked for, to be refused
 
 
 def test_a_ledger_forgets_what_is_older_than_an_hour_of_work():

@@ -11,6 +11,7 @@ from policies.exploration import (
     MAX_BACKLOG_INTERVAL,
     MAX_EXPLORE_INTERVAL,
     TIME_PASS_EVERY,
+    Exploration,
 )
 from policies.goodput import GoodputPlanner
 from policies.registry import build_planner
@@ -157,3 +158,13 @@ def test_drafts_believed_hopeless_are_verified_now_and_then(sampled):
         if planner.plan.depth > 0:
             return
     pytest.fail("never drafted again")
+
+
+def test_requests_take_turns_in_exploring():
+    exploration = Exploration()
+    rows = []
+    for _ in range(8):
+        while exploration.adjust_depth(0, 5) == 0:
+            pass
+        rows.extend(exploration.pick_rows(16).tolist())
+    assert set(rows) == set(range(16))
