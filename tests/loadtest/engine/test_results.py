@@ -193,7 +193,9 @@ def test_a_change_on_the_way_and_what_a_policy_fell_back_to_are_told(store):
     assert "Fallbacks of policies: tetris:2+2: late." in table
 
 
-@pytest.mark.parametrize("folder", [".", "cold", "cold-400m", "smollm2", "warm"])
+@pytest.mark.parametrize(
+    "folder", [".", "cold", "cold-400m", "smollm2", "smollm2-t1", "warm"]
+)
 def test_committed_results_are_what_was_measured(folder, tmp_path):
     for name in ("measurements.jsonl", "settings.json", "environment.json"):
         shutil.copy(COMMITTED / folder / name, tmp_path / name)
