@@ -66,7 +66,7 @@ def check_tokens(pair, **options):
 def test_tokens_are_the_targets_own(method, drafters):
     counters = check_tokens(drafters[method], method=method)
     assert counters.num_cut_tokens["budget"] > 0
-    assert counters.num_accepted_tokens > counters.num_drafts / 2
+    assert counters.num_accepted_tokens > counters.num_drafts / 3
 
 
 def test_ranks_of_other_confidences_admit_alike(pair, tmp_path, monkeypatch):
