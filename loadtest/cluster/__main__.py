@@ -10,6 +10,7 @@ from pathlib import Path
 from loadtest.client.errors import LoadTestError
 from loadtest.environment import describe_run
 from loadtest.experiment import BenchFolder
+from loadtest.interrupts import interruptible
 
 from .parts import PARTS, Stage
 from .show import draw, render
@@ -26,10 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.parts:
         place = describe_run() | {"config": options.config, "scale": options.scale}
         try:
-            results[name] = place | PARTS[name](stage)
+            with interruptible():
+                results[name] = place | PARTS[name](stage)
         except LoadTestError as error:
             _say(f"error: {name}: {error}")
             return 2
+        except KeyboardInterrupt:
+            _say(f"stopped; of {name} nothing is kept")
+            return 130
         folder.write_json("results.json", results)
         hidden = {*place, "timeline"}
         shown = {k: v for k, v in results[name].items() if k not in hidden}

@@ -17,6 +17,7 @@ from loadtest.compare.processes import HOST, VICTIMS
 from loadtest.compare.scrape import scrape
 from loadtest.environment import describe_run
 from loadtest.experiment import BenchFolder
+from loadtest.interrupts import interruptible
 
 from .cases import make_cases
 from .hosts import Hosts
@@ -40,11 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
     hosts = Hosts(logs, options.config, settings) if has_hosts else None
     fleet = hosts or Launcher(logs, options.config, settings)
     try:
-        with fleet.run(parse_arm(options.policy), _say) as deployment:
+        with interruptible(), fleet.run(parse_arm(options.policy), _say) as deployment:
             results = asyncio.run(_play(options, deployment, hosts))
     except LoadTestError as error:
         _say(f"error: {error}")
         return 2
+    except KeyboardInterrupt:
+        _say("stopped; nothing is kept")
+        return 130
     folder.write_json("results.json", results)
     streams = results["streams"]
     _say(f"streams: {streams}; replays: {results['replays']}")
