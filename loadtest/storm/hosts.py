@@ -50,8 +50,9 @@ def _wire() -> Iterator[None]:
     """Have a host of its own while the block runs, and a wire to it."""
     if os.geteuid() != 0:
         raise LoadTestError("a second host is a network namespace: run this as root")
-    # Of a run that was killed.
-    subprocess.run(["ip", "netns", "delete", _NAMESPACE], capture_output=True)
+    # What a run that was killed has left.
+    for left in (f"netns delete {_NAMESPACE}", f"link delete {_NEAR_END}"):
+        subprocess.run(["ip", *left.split()], capture_output=True)
     _ip(f"netns add {_NAMESPACE}")
     try:
         _ip(f"link add {_NEAR_END} type veth peer name {_FAR_END} netns {_NAMESPACE}")
