@@ -38,13 +38,11 @@ help:
 	@echo "make audit      licences, bills of materials, secrets, vulnerabilities (OUTPUT=)"
 	@echo "make clean      remove the environment and all caches"
 
-# Ctrl-C reaches the server alone. Otherwise make would report an error even after a
-# clean shutdown, because it dies of any SIGINT that it receives itself.
-IN_FOREGROUND := @exec $(BIN)/python .ci/foreground.py
-
+# The wrapper lets Ctrl-C reach the server alone. Otherwise make would report an error
+# even after a clean shutdown, because it dies of any SIGINT that it receives itself.
 serve:
 	@$(SET_UP)
-	$(IN_FOREGROUND) $(BIN)/tetris-serve up \
+	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve up \
 		--config $(CONFIG) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Two tests at a time, for an engine pins one thread; but whatever starts Ray needs both
@@ -94,15 +92,16 @@ format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Takes hours, in as many pieces as wanted: Ctrl-C, and the same command goes on.
+# Takes hours, in as many pieces as wanted: Ctrl-C, and the same command goes on. The
+# wrapper is there for the same reason as in `serve`.
 bench:
 	@$(SET_UP) --loadtest
-	$(IN_FOREGROUND) $(BIN)/tetris-serve bench engine \
+	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench engine \
 		--output $(or $(OUTPUT),results/scratch/engine) $(ARGS)
 
 loadtest:
 	@$(SET_UP) --loadtest
-	$(IN_FOREGROUND) $(BIN)/tetris-serve bench http \
+	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench http \
 		--output $(or $(OUTPUT),results/scratch/http-$(or $(PRESET),smoke)) \
 		--preset $(or $(PRESET),smoke) $(ARGS)
 

@@ -37,7 +37,7 @@ def folder(tmp_path):
     """A folder with a stand-in for the server and a recipe like that of `serve`."""
     (tmp_path / "server.py").write_text(SERVER)
     wrapper = ROOT / ".ci" / "foreground.py"
-    recipe = f"exec {sys.executable} {wrapper} {sys.executable} server.py"
+    recipe = f"{sys.executable} {wrapper} {sys.executable} server.py"
     (tmp_path / "Makefile").write_text(f"serve:\n\t@{recipe}\n")
     return tmp_path
 
@@ -73,14 +73,30 @@ def test_make_ends_with_status_0_after_ctrl_c(folder, typed):
     os.close(terminal)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("send", [os.kill, os.killpg])
-def test_what_ends_make_stops_the_server_in_good_order(folder, signum, send):
+@pytest.mark.parametrize(
+    ("signum", "send"),
+    [
+        # What make does not pass on would not reach the server.
+        (signal.SIGTERM, os.kill),
+        (signal.SIGINT, os.killpg),
+        (signal.SIGTERM, os.killpg),
+        (signal.SIGKILL, os.killpg),
+    ],
+)
+def test_a_signal_stops_the_server_in_good_order(folder, signum, send):
     with subprocess.Popen(
         ["make", "serve"], cwd=folder, stdout=subprocess.PIPE, start_new_session=True
     ) as make:
         read_until(make.stdout.fileno(), "ready")
         send(make.pid, signum)
-        read_until(make.stdout.fileno(), f"stopping on {signal.SIGTERM}")
+        read_until(make.stdout.fileno(), "stopping on")
         # make reports the signal that it received itself, whatever the server did.
         assert make.wait(TIMEOUT_S) == -signum
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)]
+)
+def test_the_status_of_the_command_is_passed_on(command, status):
+    wrapped = [sys.executable, str(ROOT / ".ci" / "foreground.py"), "sh", "-c", command]
+    assert subprocess.run(wrapped, check=False).returncode == status
