@@ -120,8 +120,8 @@ def test_a_browser_shows_the_drafts_of_running_requests(server, tmp_path):
     with open_browser() as page, ThreadPoolExecutor(NUM_STREAMS) as pool:
         response = page.goto(f"{server.url}/board")
         assert "default-src 'none'" in response.headers["content-security-policy"]
-        live = "document.querySelector('#state')?.textContent.startsWith('Live')"
-        page.wait_for_function(live)
+        # A function polled in the page would be refused as evaluated text.
+        page.wait_for_selector("#state:text-matches('^Live')")
         for _ in range(NUM_STREAMS):
             pool.submit(server.complete, max_tokens=500, ignore_eos=True)
         page.wait_for_selector(".column .block.admitted")
