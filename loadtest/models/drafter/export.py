@@ -1,16 +1,17 @@
-"""The trained head as a model folder: written, measured in vLLM, and described."""
+"""The trained drafter as a model folder: written, measured in vLLM, and described."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, LlamaForCausalLM
 
 from loadtest.models.describe import LOG, describe_hardware, write_json
 from loadtest.page import make_environment
@@ -18,6 +19,7 @@ from serving.offline import OfflineEngine, start_arguments
 
 from .chats import WorkDir, is_held_out, read_shard
 from .head import head_config
+from .small import SmallModel
 
 EVALUATION = "evaluation.json"
 
@@ -37,13 +39,16 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
     saved = torch.load(work_dir.checkpoint, weights_only=True)
     state, weights = saved["state"], saved["weights"]
     vocabulary = torch.tensor(state["vocabulary"])
-    layers = state["recipe"]["aux_layer_ids"]
-    config = head_config(AutoConfig.from_pretrained(target), len(vocabulary), layers)
-    config["dtype"] = str(weights["fc.weight"].dtype).removeprefix("torch.")
+    own, recipe = AutoConfig.from_pretrained(target), state["recipe"]
+    output.mkdir(parents=True, exist_ok=True)
+    if recipe["method"] == "draft_model":
+        weights = _export_small(own, recipe["width"], weights, output)
+    else:
+        _export_head(own, weights, vocabulary, recipe["aux_layer_ids"], output)
     chats = [chat for n in state["shards"] for chat in read_shard(work_dir.chats_of(n))]
     log = {
         "target": target.name,
-        "recipe": state["recipe"],
+        "recipe": recipe,
         "num_parameters": sum(weight.numel() for weight in weights.values()),
         "num_chats": len(chats),
         "num_answer_tokens": sum(e - b for chat in chats for b, e in chat.answers),
@@ -52,14 +57,37 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
         "curve": state["curve"],
         "hardware": describe_hardware(),
     }
-    output.mkdir(parents=True, exist_ok=True)
-    # vLLM adds it to the number of a draft token.
-    weights["d2t"] = vocabulary - torch.arange(len(vocabulary))
-    save_file(weights, output / "model.safetensors")
-    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     write_json(output / LOG, log)
     (output / EVALUATION).unlink(missing_ok=True)
     _describe(output)
+
+
+def _export_head(
+    target: Any,
+    weights: dict[str, torch.Tensor],
+    vocabulary: torch.Tensor,
+    layers: Sequence[int],
+    output: Path,
+) -> None:
+    config = head_config(target, len(vocabulary), layers)
+    config["dtype"] = str(weights["fc.weight"].dtype).removeprefix("torch.")
+    # vLLM adds it to the number of a draft token.
+    more = {"d2t": vocabulary - torch.arange(len(vocabulary))}
+    save_file(weights | more, output / "model.safetensors")
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _export_small(
+    target: Any, width: int, weights: dict[str, torch.Tensor], output: Path
+) -> dict[str, torch.Tensor]:
+    """Write the model, and return its weights, tied ones once."""
+    trained = SmallModel(target, width)
+    trained.load_state_dict(weights)
+    # By the name under which vLLM knows it.
+    model = LlamaForCausalLM(trained.config)
+    model.load_state_dict(trained.state_dict())
+    model.bfloat16().save_pretrained(output)
+    return dict(model.named_parameters())
 
 
 def evaluate(
@@ -81,7 +109,9 @@ def evaluate(
         raise ValueError(f"{work_dir.path} holds no chats; run the command generate")
     # Not vLLM's own worker, whose tokens at temperature 1 are others than the target's:
     # ours repairs two of its rejection sampler's CPU kernels.
-    policy = {"name": "fixed", "method": "eagle3", "draft_tokens": draft_tokens}
+    recipe = json.loads((head / LOG).read_text())["recipe"]
+    method = recipe.get("method", "eagle3")
+    policy = {"name": "fixed", "method": method, "draft_tokens": draft_tokens}
     arguments, env = start_arguments(
         {
             "model": {"id": "head", "target": str(target), "draft": str(head)},

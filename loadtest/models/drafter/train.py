@@ -18,6 +18,7 @@ from loadtest.models.optimizer import MasterOptimizer
 from .chats import Say, WorkDir, replacing
 from .features import Batch, Corpus
 from .head import Eagle3Head, predictable
+from .small import SmallModel
 
 _SAVE_EVERY_S = 60.0
 _COOL = 0.2
@@ -25,11 +26,13 @@ _COOL = 0.2
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a head is trained.
+    """How a drafter is trained.
 
     Attributes:
+        method: What vLLM calls it, one of `METHODS`.
         aux_layer_ids: Layers of the target whose input the head reads.
-        draft_vocab_size: Tokens that can be drafted.
+        draft_vocab_size: Tokens that can be drafted; a draft model's are the target's.
+        width: Of a draft model: 29 MB in bfloat16 with SmolLM2's tokens.
         step_decay: Weight of a step's loss, over that of the step before.
         batch_tokens: Prompts and padding included.
         peak_lr: Of Muon; Adam has a share of it.
@@ -37,8 +40,10 @@ class Recipe:
         seed: Of weights and order.
     """
 
+    method: str = "eagle3"
     aux_layer_ids: tuple[int, ...] = (3, 16, 28)
     draft_vocab_size: int = 8192
+    width: int = 256
     num_steps: int = 3
     step_decay: float = 0.8
     batch_tokens: int = 2048
@@ -48,6 +53,16 @@ class Recipe:
     evaluate_every: int = 200_000
     evaluated_chats: int = 128
     seed: int = 1
+
+
+RECIPES = {
+    recipe.method: recipe
+    for recipe in (
+        Recipe(),
+        # Has no features to go wrong by: what it is fed is what it will be fed.
+        Recipe("draft_model", draft_vocab_size=49_152, num_steps=1),
+    )
+}
 
 
 class Trainer:
@@ -83,24 +98,34 @@ class Trainer:
         output = model.get_output_embeddings().weight.detach()
         self._target_rows = output[self._vocabulary]
         torch.manual_seed(recipe.seed)
-        self._head = Eagle3Head(
-            model.config, recipe.draft_vocab_size, len(recipe.aux_layer_ids)
-        )
-        with torch.no_grad():
-            # Cooler than the target's own: until it has learnt something, the head is
-            # sure of the wrong token.
-            self._head.norm.weight.copy_(_COOL * model.model.norm.weight)
-            self._head.lm_head.weight.copy_(self._target_rows)
-        self._head.bfloat16()
+        self._head = self._make_head(model).bfloat16()
         self._optimizer = MasterOptimizer(
             self._head,
-            lambda name: not name.startswith("lm_head"),
+            lambda name: not name.startswith(("lm_head", "model.embed_tokens")),
             weight_decay=0.01,
             adam_share=recipe.adam_share,
             adam_betas=(0.9, 0.95),
         )
         if saved:
             self._optimizer.load_state_dict(saved["optimizer"])
+
+    def _make_head(self, target: Any) -> Eagle3Head | SmallModel:
+        """Make a drafter that begins with what it can take of the target.
+
+        Its logits are smaller than the target's: until it has learnt something, it is
+        sure of the wrong token.
+        """
+        recipe, norm = self._recipe, target.model.norm.weight
+        if recipe.method == "draft_model":
+            small = SmallModel(target.config, recipe.width)
+            small.begin_as(self._target_rows, norm, _COOL)
+            return small
+        num_features = len(recipe.aux_layer_ids)
+        head = Eagle3Head(target.config, recipe.draft_vocab_size, num_features)
+        with torch.no_grad():
+            head.norm.weight.copy_(_COOL * norm)
+            head.lm_head.weight.copy_(self._target_rows)
+        return head
 
     def _begin(self, shards: list[int]) -> dict[str, Any]:
         corpus = Corpus(self._work_dir, shards, self._width)
