@@ -122,6 +122,10 @@ class Hosts:
         enter = ("nsenter", f"--net=/run/netns/{_NAMESPACE}")
         self._start_node(self._far, f"far-{self._num_starts}", options, *enter)
 
+    def set_wire(self, *, up: bool) -> None:
+        """Let the other host be reached, or nobody."""
+        _ip(f"-n {_NAMESPACE} link set {_FAR_END} {'up' if up else 'down'}")
+
     @staticmethod
     def is_far(process: psutil.Process) -> bool:
         """Return whether a raylet is the other host's."""
@@ -152,7 +156,7 @@ class Hosts:
     def _describe(self, arm: Arm, port: int) -> dict[str, Any]:
         """Return a file for `serve deploy`."""
         described = yaml.safe_load((REPO / "configs/serve/tiny.yaml").read_text())
-        described["http_options"] = {"host": _NEAR_IP, "port": port}
+        described["http_options"] = {"host": "0.0.0.0", "port": port}
         assert arm.policy is not None  # Storms are not for others' servers.
         policy = arm.policy.settings() | {"audit": 0}
         own = {f"policy.{name}": value for name, value in policy.items()}

@@ -27,7 +27,6 @@ class RayCluster:
 
     folder: Path
     settings: dict[str, str] = field(default_factory=dict)
-    host: str = "127.0.0.1"
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     nodes: list[Command] = field(default_factory=list)
 
@@ -43,7 +42,7 @@ class RayCluster:
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
-            "RAY_ADDRESS": f"{self.host}:{self.gcs_port}",
+            "RAY_ADDRESS": f"127.0.0.1:{self.gcs_port}",
             "RAY_USAGE_STATS_ENABLED": "0",
             # Ray's processes import what tests deploy.
             "PYTHONPATH": str(ROOT),
@@ -61,20 +60,17 @@ class RayCluster:
             **env,
         )
 
-    def start_worker(self, num_cpus: int, options: str = "", *prefix: str) -> None:
-        """Add a node, by a command behind which its own is written."""
+    def start_worker(self, num_cpus: int) -> None:
         metrics_port, *_ = find_free_ports(1)
         self._start(
-            f"--address={self.host}:{self.gcs_port} --num-cpus={num_cpus} "
-            f"--metrics-export-port={metrics_port} {options}",
-            *prefix,
+            f"--address=127.0.0.1:{self.gcs_port} --num-cpus={num_cpus} "
+            f"--metrics-export-port={metrics_port}",
         )
 
-    def _start(self, options: str, *prefix: str, **env: str) -> None:
+    def _start(self, options: str, **env: str) -> None:
         agent_port, grpc_port = find_free_ports(2)
         node = Command.start(
             [
-                *prefix,
                 *(str(BIN / "ray"), "start", "--block", "--disable-usage-stats"),
                 f"--dashboard-agent-listen-port={agent_port}",
                 f"--dashboard-agent-grpc-port={grpc_port}",
