@@ -68,19 +68,25 @@ def compare_with_best(
         logarithm, and of a mean ratio no interval. None without rivals or rows.
     """
     whole = table[[ours, *rivals]].dropna().reset_index(drop=True)
-    others = whole[[*rivals]]
-    if others.empty:
+    if whole[[*rivals]].empty:
         return None
-    best, mine, theirs = others.median().idxmax(), whole[ours].tolist(), []
-    for number, values in others.iterrows():
-        rest = others.drop(index=number) if len(others) > 1 else others
-        theirs.append(float(values[rest.median().idxmax()]))
+    best, mine = whole[[*rivals]].median().idxmax(), whole[ours].tolist()
+    theirs = pick_best(whole[[*rivals]])
     if min(*mine, *theirs) > 0:
         return {"against": best} | compare(mine, theirs)
     if sum(theirs) <= 0:
         return None
     found = {"against": best, "ratio": sum(mine) / sum(theirs)}
     return found | {"low": None, "high": None, "rounds": len(mine)}
+
+
+def pick_best(table: Table) -> list[float]:
+    """Return each row's value of the column that is best, by median, in the others."""
+    found = []
+    for number, values in table.iterrows():
+        rest = table.drop(index=number) if len(table) > 1 else table
+        found.append(float(values[rest.median().idxmax()]))
+    return found
 
 
 def spread(values: pd.Series) -> dict[str, float] | None:

@@ -47,7 +47,7 @@ class PaperPlanner(Planner):
             max_depth: The longest draft, the extra tokens included.
             limits: The engine's.
             draft_tokens: k; 0 leaves it to DSD.
-            extra: E, tokens drafted beyond k.
+            extra: E, tokens drafted beyond k; with none DSD is by itself.
             turn_on_batch_size: With fewer requests there is neither an extra draft nor
                 a selection.
 
@@ -65,7 +65,7 @@ class PaperPlanner(Planner):
             self._dsd = DynamicPlanner(max(1, max_depth - extra), limits)
         self._length = draft_tokens or 1
         self._tetris = TetrisPlanner(self._length, max_depth)
-        self._num_steps = 0
+        self._steps_left = 0
 
     def select(self, batch: DraftBatch) -> DraftSelection:
         """Admit k drafts a request on average, those most likely to survive."""
@@ -79,9 +79,10 @@ class PaperPlanner(Planner):
         self, num_reqs: int, latency_target_ms: float | None = None
     ) -> int:
         """Return k, and E more where there are requests enough."""
-        if self._dsd is not None and self._num_steps % DECIDE_EVERY == 0:
+        if self._dsd is not None and self._steps_left <= 0:
             self._length = self._dsd.choose_depth(num_reqs, latency_target_ms)
-        self._num_steps += 1
+            self._steps_left = DECIDE_EVERY
+        self._steps_left -= 1
         extra = self._extra if num_reqs >= self._turn_on and self._length else 0
         return self._length + extra
 
@@ -95,6 +96,12 @@ class PaperPlanner(Planner):
         """Learn what steps cost, if DSD has to know."""
         if self._dsd is not None:
             self._dsd.observe_timing(timing)
+
+    def note_skipped_steps(self, num_steps: int) -> None:
+        """Count steps at depth 0 that nobody asked about, likewise."""
+        self._steps_left -= num_steps
+        if self._dsd is not None:
+            self._dsd.note_skipped_steps(num_steps)
 
     def fit_profile(self, profile: CostProfile) -> None:
         """Take in what was timed at start-up, likewise."""

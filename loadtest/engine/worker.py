@@ -104,10 +104,12 @@ class ArmEngine:
             of each request when it was due and was handed to the engine, when it
             brought its first and its last token, s from that moment on, its tokens and
             a digest of its reply; what was counted, and ms by stage, None where no
-            policy ran.
+            policy ran; and the share of the machine that others used meanwhile.
         """
-        before = self._engine.snapshot()
+        before, others = self._engine.snapshot(), Counters(lambda: None)
+        others.mark()
         record, added_s = self._answer(block, trace, lambda _: None)
+        others.mark()
         seconds = record.steps[-1][0] - record.began_s
         counters = stages = None
         if self._watch is not None:
@@ -130,6 +132,7 @@ class ArmEngine:
             "digests": digest_replies(by_request["token_ids"].sum()),
             "counters": counters,
             "stages_ms": stages,
+            "other_cpu_share": others.result()["other_cpu_share"],
         }
 
     def _answer(

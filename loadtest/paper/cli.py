@@ -45,9 +45,10 @@ def parse(
         prog,
         "Run the experiments of the TETRIS paper (arXiv 2502.15197): no speculation, "
         "fixed\nlengths (SD), SmartSpec's (DSD), TETRIS with extra drafts, both "
-        "together, and our own\npolicy. All requests come at once, and every run "
-        "starts an engine of its own.\nInterrupted, the same command goes on where it "
-        "was. Without --preset it is here.",
+        "together, and our own\npolicy. All requests come at once, answered "
+        "by one\narm after the other, of engines that start anew for each run. "
+        "Interrupted, the same command\ngoes on where it was. Without --preset it is "
+        "here.",
         PRESETS,
     )
     parser.set_defaults(preset="here")
@@ -58,7 +59,7 @@ def parse(
         default=OWN,
         metavar="LIST",
         help="own (default; two hundred prompts of ours), sharegpt, arena, tough, "
-        "sonnet, mix (sharegpt and arena), all_mix (all files)",
+        "sonnet, mix (sonnet and tough), all_mix (all files)",
     )
     add(
         "--file",

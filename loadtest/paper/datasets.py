@@ -12,7 +12,9 @@ OWN = "own"
 """The two hundred prompts of this repository."""
 
 HELD_OUT = Path(__file__).parents[1] / "load" / "held_out_prompts.jsonl"
-MIXED = ("sharegpt", "arena")
+MIXED = ("sonnet", "tough")
+"""Half easy and half hard, as in the reference implementation."""
+
 _POEM_LINES = 10
 _POEM = "Pick as many lines as you can from these poem lines, and go on with them:\n"
 
@@ -25,7 +27,7 @@ def load_prompts(
     Args:
         files: The file of each dataset that is at hand, by name: `sharegpt`, `arena`
             (Chatbot Arena), `tough` (Domain-Tough) or `sonnet`.
-        names: Datasets wanted: one of these, `own`, `mix` (ShareGPT and Chatbot Arena
+        names: Datasets wanted: one of these, `own`, `mix` (sonnets and Domain-Tough
             in equal parts) or `all_mix` (all that are at hand).
         seed: Of the order.
     """

@@ -1,10 +1,12 @@
 """What is compared: the arms of the paper, and ours."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from loadtest.arms import Arm
 from loadtest.bench_command import load_presets
 
 PRESETS = load_presets(Path(__file__).with_name("grid.yaml"))
@@ -12,40 +14,72 @@ PRESETS = load_presets(Path(__file__).with_name("grid.yaml"))
 TURN_ON_BATCH_SIZE = 2
 """As the reference implementation runs it."""
 
-
-class Arm(NamedTuple):
-    """A method with its numbers: its name in tables, and the section `policy`."""
-
-    name: str
-    policy: dict[str, Any]
+ENGINES_AT_ONCE = 10
+"""On a CPU; each takes 2 GiB with SmolLM2."""
 
 
-def make_arms(grid: Mapping[str, Any]) -> list[Arm]:
+@dataclass(frozen=True, slots=True)
+class Method(Arm):
+    """One of the paper's, or ours: its name in tables, and the section `policy`."""
+
+    label: str = field(kw_only=True)
+    section: Mapping[str, Any] = field(kw_only=True, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Return the label."""
+        return self.label
+
+    @property
+    def file_name(self) -> str:
+        """The label, fit for a file."""
+        return self.label.replace("<", "").replace(" ", "-")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the section `policy`."""
+        return dict(self.section)
+
+
+def make_arms(grid: Mapping[str, Any]) -> list[Method]:
     """Return the arms of a grid, in the order of the tables.
 
     k drafts, and E beyond them.
     """
     lengths, extras = grid["draft_tokens"], grid["extra"]
     most = max(lengths)
-    ours = {"name": "goodput", "max_draft_tokens": most}
     return [
-        Arm("none", {"name": "none"}),
-        *(Arm(f"SD k={k}", {"name": "fixed", "draft_tokens": k}) for k in lengths),
-        Arm(f"DSD k<={most}", {"name": "dynamic", "max_draft_tokens": most}),
+        _make("none"),
+        *(_make(f"SD k={k}", name="fixed", draft_tokens=k) for k in lengths),
+        _select(f"DSD k<={most}", most, 0),
         *(
-            Arm(f"TETRIS k={k} E={extra}", _select(k, extra, draft_tokens=k))
+            _select(f"TETRIS k={k} E={extra}", k, extra, draft_tokens=k)
             for k, extra in itertools.product(lengths, extras)
         ),
-        *(
-            Arm(f"DSD+TETRIS k<={most} E={extra}", _select(most, extra))
-            for extra in extras
-        ),
-        Arm(f"ours k<={most}", ours),
+        *(_select(f"DSD+TETRIS k<={most} E={extra}", most, extra) for extra in extras),
+        _make(f"ours k<={most}", name="goodput", max_draft_tokens=most),
     ]
 
 
-def _select(most: int, extra: int, **length: int) -> dict[str, Any]:
-    """Return a policy with TETRIS's selection; without a length DSD chooses it."""
-    own = {"extra": extra, "turn_on_batch_size": TURN_ON_BATCH_SIZE, **length}
-    name = "policies.paper:PaperPlanner"
-    return {"name": name, "max_draft_tokens": most + extra, "params": own}
+def is_baseline(name: str) -> bool:
+    """Tell whether an arm is one that others are compared with."""
+    return name == "none" or name.startswith(("SD ", "DSD "))
+
+
+def group_arms(arms: Sequence[Method]) -> list[list[Method]]:
+    """Put arms into groups of which each has all baselines, and fits this machine."""
+    baselines = [arm for arm in arms if is_baseline(arm.name)]
+    others = [arm for arm in arms if not is_baseline(arm.name)]
+    room = max(1, ENGINES_AT_ONCE - len(baselines))
+    count = max(1, -(-len(others) // room))
+    return [baselines + others[first::count] for first in range(count)]
+
+
+def _make(label: str, *, name: str = "none", **more: Any) -> Method:
+    return Method(name, label=label, section={"name": name, **more})
+
+
+def _select(label: str, most: int, extra: int, **length: int) -> Method:
+    """Return an arm of the paper's planner; without a length DSD chooses it."""
+    params = {"extra": extra, "turn_on_batch_size": TURN_ON_BATCH_SIZE, **length}
+    name, depth = "policies.paper:PaperPlanner", most + extra
+    return _make(label, name=name, max_draft_tokens=depth, params=params)

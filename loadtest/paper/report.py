@@ -1,8 +1,9 @@
-"""From runs to the paper's tables and figures."""
+"""The paper's tables and figures."""
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,125 +11,128 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from loadtest.engine.measurement import list_latencies
 from loadtest.engine.worker import STAGES
-from loadtest.intervals import (
-    compare_columns,
-    estimate_mean,
-    show_mean,
-    show_ratio,
-)
+from loadtest.experiment import BenchFolder
+from loadtest.intervals import show_mean, show_ratio
 from loadtest.page import describe_source, render_results, to_table
-from loadtest.result_folder import ResultFolder
 
-Record = Mapping[str, Any]
+from .summary import (
+    CELL,
+    COLUMNS,
+    PAPER,
+    RUN,
+    Record,
+    judge,
+    list_missing,
+    measure_run,
+    summarise,
+)
 
-CELL = ["dataset", "cap"]
-RUN = ["run", *CELL, "arm"]
-
-COLUMNS = {
-    "tokens_per_s": "tokens/s",
-    "ttft_mean_ms": "TTFT mean, ms",
-    "ttft_p99_ms": "p99",
-    "tpot_mean_ms": "TPOT mean, ms",
-    "tpot_p99_ms": "p99",
-    "e2e_mean_ms": "whole, mean, ms",
-    "e2e_p99_ms": "p99",
-    "vsr": "VSR",
-    "ter": "TER",
-    "system_efficiency": "system efficiency",
-    "hidden_tokens_per_s": "tokens/s, drafting hidden",
+_RATIOS = {
+    "over_none": "over none",
+    "over_best": "over the best baseline",
+    "over_best_sd": "over the best SD",
 }
-"""Figures of a run, and what tables call them."""
+_NAME = re.compile(r"(?:SD|TETRIS) k=(?P<k>\d+)(?: E=(?P<extra>\d+))?")
 
 
-def measure_run(record: Record) -> dict[str, float]:
-    """Return the figures of a run, `COLUMNS`; NaN where nobody counted."""
-    requests = list_latencies(record)
-    latencies = requests.drop(columns="tokens")
-    latencies.columns = latencies.columns.str.removesuffix("_ms")
-    found = {f"{name}_mean_ms": mean for name, mean in latencies.mean().items()}
-    found |= {f"{k}_p99_ms": v for k, v in latencies.quantile(0.99).items()}
-    counted, spent = record["counters"] or {}, record["stages_ms"] or {}
-    verified, accepted = (
-        counted.get(f"num_{what}_tokens", 0) for what in ("verified", "accepted")
-    )
-    target_ms = spent.get("score", 0.0) + spent.get("verify", 0.0)
-    hidden_s = min(spent.get("draft", np.nan), target_ms) / 1e3
-    total = requests["tokens"].sum()
-    # Every step of a request puts out the drafts accepted, and one token more.
-    rows = total - accepted + verified
-    found |= {
-        "tokens_per_s": total / record["seconds"],
-        "vsr": accepted / verified if verified else np.nan,
-        "ter": 1e3 * total / target_ms if target_ms else np.nan,
-        "system_efficiency": total / rows if spent else np.nan,
-        "hidden_tokens_per_s": total / (record["seconds"] - hidden_s),
-    }
-    return {name: float(found[name]) for name in COLUMNS}
-
-
-def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return a row for each dataset, cap and arm: figures, stages, ratios.
-
-    `over_none` and `over_best_sd` are throughput ratios; the best fixed length is the
-    one that did best on average in that cell, which knows the outcome.
-    """
-    rows = []
-    figures = pd.DataFrame(map(measure_run, records))
-    frame = pd.DataFrame(records)[[*RUN, "counters", "stages_ms"]].join(figures)
-    for cell, own in frame.groupby(CELL, sort=False):
-        speeds = own.pivot(index="run", columns="arm", values="tokens_per_s")
-        fixed = [arm for arm in speeds if arm.startswith("SD ")]
-        best = speeds[fixed].mean().idxmax() if fixed else None
-        for arm, runs in own.groupby("arm", sort=False):
-            stages = pd.DataFrame([one or {} for one in runs["stages_ms"]]).sum()
-            windows = pd.DataFrame(map(_count_windows, runs["counters"])).sum()
-            rows.append(
-                dict(zip(CELL, cell, strict=True))
-                | {"arm": arm, "runs": len(runs), "best_sd": best}
-                | {name: estimate_mean(runs[name]) for name in COLUMNS}
-                | {"over_none": compare_columns(speeds, arm, "none")}
-                | {"over_best_sd": compare_columns(speeds, arm, best)}
-                | {"stages": (stages / stages.sum()).to_dict() or None}
-                | {"windows": windows.astype(int).tolist()}
-            )
-    return rows
-
-
-def _count_windows(counted: Record | None) -> list[int]:
-    """Return how many drafts had 0, 1, ... tokens accepted."""
-    counted = counted or {}
-    reached = counted.get("num_accepted_tokens_per_pos", [])
-    reached = [counted.get("num_drafts", 0), *reached, 0]
-    return [a - b for a, b in itertools.pairwise(reached)]
-
-
-def write_report(store: ResultFolder) -> None:
+def write_report(store: BenchFolder) -> None:
     """Write `results.json`, `runs.csv`, `results.md` and `results.png`."""
-    records = store.records()
-    results = store.write_results({"rows": summarise(records)})
+    records = store.measurements()
+    found = {"rows": summarise(records), "verdicts": judge(records)}
+    results = store.write_results(found)
     runs = [{k: one[k] for k in RUN} | measure_run(one) for one in records]
     store.write("runs.csv", pd.DataFrame(runs).to_csv(index=False))
     groups = itertools.groupby(results["rows"], operator.itemgetter(*CELL))
     cells = {f"{name}, batch cap {cap}": [*own] for (name, cap), own in groups}
-    tables = {title: to_table(_tabulate(own)) for title, own in cells.items()}
-    page = render_results(Path(__file__).parent, results, tables=tables)
+    page = render_results(
+        Path(__file__).parent,
+        results,
+        verdicts_table=to_table(_tabulate_verdicts(results["verdicts"])),
+        tables={
+            title: [to_table(one) for one in _tabulate(own)]
+            for title, own in cells.items()
+        },
+        missing=list_missing(results["settings"]),
+    )
     store.write("results.md", page)
     source = describe_source(results["environment"])
     _draw(cells, source, store.folder / "results.png")
 
 
-def _tabulate(rows: Sequence[Record]) -> list[list[str]]:
-    heads = ["arm", "over none", "over the best SD", *COLUMNS.values()]
-    lines = [[*heads, *(f"{stage}, %" for stage in STAGES)]]
+def _tabulate_verdicts(verdicts: Sequence[Record]) -> Iterator[list[str]]:
+    yield ["", "best TETRIS", "over", "the paper, at most", "here", ""]
+    names = {
+        "over_best": "the best of none, SD and DSD",
+        "over_best_sd": "the best SD",
+        "hidden_over_best": "the best of none, SD and DSD, drafting hidden",
+    }
+    for one in verdicts:
+        for key, name in names.items():
+            arm = one["hidden_arm" if key.startswith("hidden") else "arm"]
+            place = f"{one['dataset']}, cap {one['cap']}"
+            here = show_ratio(one[key], digits=3)
+            yield [place, arm, name, f"{PAPER[key]:.4f}", here, _read(one[key], key)]
+
+
+def _read(found: Mapping[str, Any], key: str) -> str:
+    """Say whether a ratio agrees with the paper's."""
+    low, high = found["low"], found["high"]
+    if low is None:
+        return "one run: cannot tell"
+    if high < 1:
+        return "disagrees: it loses"
+    if low > PAPER[key]:
+        return "more than the paper's most"
+    if low > 1:
+        return "agrees: it gains"
+    return "cannot tell" if high >= PAPER[key] else "cannot tell; less than at most"
+
+
+def _tabulate(rows: Sequence[Record]) -> Iterator[list[list[str]]]:
+    """Yield speed, verification and stages, VSR by E, and windows."""
+    names = [*COLUMNS]
+    first = [*names[: names.index("vsr")], "hidden_tokens_per_s"]
+    speeds = [["arm", "runs", *_RATIOS.values(), *(COLUMNS[k] for k in first)]]
     for row in rows:
-        ratios = [show_ratio(row[k]) for k in ("over_none", "over_best_sd")]
+        ratios = [show_ratio(row[k]) for k in _RATIOS]
+        figures = [show_mean(row[k]) for k in first]
+        speeds.append([row["arm"], row["runs"], *ratios, *figures])
+    yield speeds
+    second = [k for k in names if k not in first]
+    parts = [
+        ["arm", *(COLUMNS[k] for k in second), *(f"{stage}, %" for stage in STAGES)]
+    ]
+    for row in rows:
         stages = row["stages"] or {}
         shares = [f"{100 * stages[s]:.0f}" if s in stages else "" for s in STAGES]
-        figures = [show_mean(row[k]) for k in COLUMNS]
-        lines.append([row["arm"], *ratios, *figures, *shares])
-    return lines
+        parts.append([row["arm"], *(show_mean(row[k]) for k in second), *shares])
+    yield parts
+    by_extra = [
+        (int(match["k"]), int(match["extra"] or 0), show_mean(row["vsr"]))
+        for row in rows
+        if (match := _NAME.fullmatch(row["arm"]))
+    ]
+    if by_extra:
+        table = pd.DataFrame(by_extra, columns=["k", "E", "vsr"])
+        table = table.pivot(index="k", columns="E", values="vsr").fillna("")
+        heads = ["VSR", *(f"E={extra}" if extra else "SD" for extra in table)]
+        yield [heads, *([f"k={k}", *own] for k, *own in table.itertuples())]
+    windows = {
+        row["arm"]: np.array(row["windows"]) / sum(row["windows"])
+        for row in rows
+        if row["arm"].startswith("SD ") and sum(row["windows"])
+    }
+    if windows:
+        most = max(map(len, windows.values()))
+        heads = ["drafts accepted in a row, % of drafts", *map(str, range(most))]
+        shares = {
+            arm: [f"{100 * share:.0f}" for share in own] for arm, own in windows.items()
+        }
+        yield [
+            heads,
+            *([arm, *own, *[""] * (most - len(own))] for arm, own in shares.items()),
+        ]
 
 
 def _draw(cells: Mapping[str, Sequence[Record]], title: str, path: Path) -> None:

@@ -1,43 +1,60 @@
-"""The controller: run after run, each on an engine of its own."""
+"""The controller: run after run, a group of arms at a time, side by side."""
 
 import argparse
+import hashlib
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.engine.plan import Block, deploy, describe_engine
-from loadtest.engine.pool import EngineProcess
+from loadtest.engine.pool import start_engines
+from loadtest.engine.run import Engines, SideBySide
 from loadtest.engine.workloads import RequestMaker
-from loadtest.experiment import BenchFolder, Experiment, Turn
+from loadtest.environment import digest_code
+from loadtest.experiment import BenchFolder, Turn, shuffle
 from loadtest.load.workloads import Conversation
 
-from .grid import PRESETS, Arm, make_arms
+from .grid import PRESETS, Method, group_arms, make_arms
 
 MAX_MODEL_LEN = 2048
 """As in the paper's scripts; longer prompts are left out."""
 
-_WARM_UP_REQUESTS, _WARM_UP_TOKENS = 4, 24
+KV_TOKENS = 512
+"""Positions for which each request has room on average, where engines share memory."""
 
-Cell = tuple[str, int]
-"""Dataset and batch cap, under which every arm is measured."""
+_WARM_UP_PER_SLOT, _WARM_UP_TOKENS = 2, 24
+_CODE = (
+    *("policies/**/*.py", "serving/engine/**/*.py", "serving/*.py"),
+    *("loadtest/engine/worker.py", "loadtest/engine/loop.py", "loadtest/experiment.py"),
+    *("loadtest/paper/grid.py", "loadtest/paper/run.py"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Dataset and batch cap, under which every arm of a group is measured."""
+
+    dataset: str
+    cap: int
+    group: int
 
 
 class Store(BenchFolder):
-    """An output folder, with a record for each run."""
+    """An output folder, with a record for each group of runs."""
 
     records_file = "runs.jsonl"
 
 
-class Runner(Experiment[Arm, Cell, EngineProcess]):
-    """Run after run; the next one of all arms begins when the one before is whole.
+class Runner(SideBySide[Method, Cell]):
+    """Run after run on engines that start anew; the same requests for all arms.
 
-    Arms take turns, begun by another one in each run: what drifts falls on all alike.
+    A batch cap is kept by whoever sends: times count from when all requests came.
+    A GPU holds one engine, so there each arm is alone.
     """
 
     def __init__(
@@ -47,69 +64,83 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         prompts: Mapping[str, Sequence[Conversation]],
         gpu: str | None = None,
     ) -> None:
-        self._options, self._prompts = options, prompts
-        self._grid, self._began_s = PRESETS[options.preset], 0.0
+        self._options, self._prompts, self._gpu = options, prompts, gpu
+        self._grid = PRESETS[options.preset]
         self.rounds = self._grid["runs"]
         # Runs are left out: more of them may be added later.
         conditions = {name: v for name, v in self._grid.items() if name != "runs"}
         conditions |= {"gpu": gpu, "datasets": sorted(prompts)}
         for name in ("preset", "temperature", "acceptance"):
             conditions[name] = getattr(options, name)
+        for name, chats in prompts.items():
+            text = repr([chat.messages for chat in chats]).encode()
+            digest = hashlib.sha256(text).hexdigest()[:12]
+            conditions[f"prompts of {name}"] = digest
+        conditions |= {f"code of {k}": v for k, v in digest_code(*_CODE).items()}
         models = {"target": options.target, "draft": options.draft}
-        super().__init__(store, conditions, models, gpu)
+        requests = RequestMaker.load(
+            options.target, options.seed, self._grid["max_tokens"]
+        )
+        super().__init__(store, requests, conditions, models, gpu)
 
-    def plan_round(self, number: int) -> Iterator[tuple[list[Arm], list[Cell]]]:
-        """Yield single arms and cells: every run starts an engine of its own."""
+    def plan_round(self, number: int) -> Iterator[tuple[list[Method], list[Cell]]]:
+        """Yield groups of arms, with all cells of each."""
         arms = [
             arm
             for arm in make_arms(self._grid)
             if any(fnmatchcase(arm.name, pattern) for pattern in self._options.arms)
         ]
-        start = (number - 1) * len(arms) // self.rounds
-        for cell in itertools.product(self._prompts, self._grid["caps"]):
-            for arm in arms[start:] + arms[:start]:
-                yield [arm], [cell]
+        groups = group_arms(arms)
+        if self._gpu is not None:
+            # By their places in the table, whatever the turn of each.
+            groups = [[arm] for arm in arms]
+        cells = [*itertools.product(self._prompts, self._grid["caps"])]
+        for group in shuffle(range(len(groups)), f"{number}"):
+            yield groups[group], [Cell(*cell, group) for cell in cells]
 
-    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:
-        """Return run, dataset, batch cap and arm."""
-        return {"run": number, "dataset": cell[0], "cap": cell[1], "arm": arm.name}
+    def place(self, number: int, arm: Method, cell: Cell) -> dict[str, Any]:
+        """Return run, dataset, batch cap, group and arm."""
+        own = {"dataset": cell.dataset, "cap": cell.cap, "group": cell.group}
+        return {"run": number, **own, "arm": arm.name}
 
     def name_of(self, cell: Cell) -> str:
-        """Return the batch cap."""
-        return f"{cell[1]}"
+        """Return dataset and batch cap."""
+        return f"{cell.dataset}-cap-{cell.cap}"
 
     @contextmanager
-    def start(self, turn: Turn[Arm, Cell]) -> Iterator[EngineProcess]:
-        """Start an engine, and warm it up."""
-        ((arm,), (cell,)) = turn.arms, turn.cells
-        self.progress.show(_name(turn))
-        self._began_s = time.monotonic()
-        block = self._make_block(turn.round, cell)
-        log = f"logs/{cell[1]}-{arm.name.replace(' ', '-')}.log"
-        deployment = self._deploy(arm, cell[1])
-        engine = EngineProcess(arm.name, deployment, self.folder.folder / log)
-        with closing(engine):
-            engine.wait_until_ready()
-            first = block.prompts[:_WARM_UP_REQUESTS]
-            warm_up = replace(block, prompts=first, concurrency=len(first))
-            engine.ask("answer", replace(warm_up, max_tokens=_WARM_UP_TOKENS))
-            yield engine
+    def start(self, turn: Turn[Method, Cell]) -> Iterator[Engines]:
+        """Start engines, and warm them up at every batch cap, by prompts of the end."""
+        logs, say = self.folder.folder / "logs", self.progress.say
+        with start_engines(turn.arms, self._deploy, logs, say) as engines:
+            for cell in turn.cells:
+                block = self._make_block(turn.round, cell)
+                last = block.prompts[-_WARM_UP_PER_SLOT * cell.cap :]
+                warm_up = replace(block, prompts=last, max_tokens=_WARM_UP_TOKENS)
+                for arm, engine in engines.items():
+                    self.progress.show(f"warming up {arm.name}, cap {cell.cap}")
+                    engine.ask("answer", warm_up)
+            yield engines
 
-    def measure_cell(
-        self, turn: Turn[Arm, Cell], cell: Cell, up: EngineProcess
-    ) -> None:
-        """Send everything at once, and keep what came of it."""
-        found = up.ask("answer", self._make_block(turn.round, cell))
-        place = self.place(turn.round, turn.arms[0], cell)
-        self.folder.append_record(place | found)
-        told = f"{_name(turn)}: {sum(found['num_tokens']) / found['seconds']:.0f}"
-        spent_s = time.monotonic() - self._began_s
-        self.progress.advance(self.name_of(cell), spent_s, f"{told} tokens/s")
+    def measure_cell(self, turn: Turn[Method, Cell], cell: Cell, up: Engines) -> None:
+        """Send everything at once to one arm after the other; keep what came of it."""
+        asked = "answer", self._make_block(turn.round, cell)
+        # Only what was up at the same time is compared in pairs, where several can be.
+        start = f"{turn.round}"
+        if self._gpu is None:
+            start += f".{self.piece}.{cell.group}"
+        found, messages = [], dict.fromkeys(up, asked)
+        for arm, result in self.ask_in_turn(turn, cell, 0, up, messages):
+            place = self.place(turn.round, arm, cell) | {"start": start}
+            found.append(place | result)
+            told = f"{sum(result['num_tokens']) / result['seconds']:.0f} tokens/s"
+            label = f"run {turn.round} {self.name_of(cell)} {arm.name}: {told}"
+            self.progress.advance(self.name_of(cell), self.spent_s[arm], label)
+        self.folder.append_record(found)
 
-    def _deploy(self, arm: Arm, cap: int) -> dict[str, Any]:
-        """Return the settings of an arm's engine under a batch cap."""
-        options, policy = self._options, arm.policy
-        draft = None if policy["name"] == "none" else options.draft
+    def _deploy(self, arm: Method) -> dict[str, Any]:
+        """Return the settings of an arm's engine."""
+        options, policy = self._options, arm.settings()
+        draft = None if arm.policy == "none" else options.draft
         if draft is not None and options.acceptance is not None:
             depth = policy.get("max_draft_tokens", policy.get("draft_tokens", 0))
             rates = [*options.acceptance, *[0.0] * depth][:depth]
@@ -120,36 +151,29 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
             (options.target, options.draft),
             num_engines=1,
             length=MAX_MODEL_LEN,
-            most=cap,
+            most=max(self._grid["caps"]),
             device=options.device,
-            kv_tokens=MAX_MODEL_LEN // 2,
+            kv_tokens=KV_TOKENS,
         )
         own = {"dtype": "auto", "max_num_batched_tokens": 2048}
         return deploy(options.target, draft, policy, engine | own)
 
     def _make_block(self, run: int, cell: Cell) -> Block:
-        """Return other prompts in each run, the same for all arms."""
-        (tokens, end), grid = self._tokens, self._grid
-        own, count = tokens[cell[0]], grid["requests"]
+        """Return the next prompts in each run, the first ones again after the last."""
+        own, count = self._tokens[cell.dataset], self._grid["requests"]
         numbers = range((run - 1) * count, run * count)
         asked = tuple(own[number % len(own)] for number in numbers)
-        return Block(asked, count, self._options.temperature, grid["max_tokens"], end)
+        rest = self._options.temperature, self._grid["max_tokens"]
+        return Block(asked, cell.cap, *rest, self.requests.eos_token_id)
 
     @cached_property
-    def _tokens(self) -> tuple[dict[str, list[tuple[int, ...]]], int]:
-        """Token ids of the prompts that are short enough, and the end's."""
-        most = self._grid["max_tokens"]
-        maker = RequestMaker.load(self._options.target, 0, most)
-        longest = MAX_MODEL_LEN - most - 16
+    def _tokens(self) -> dict[str, list[tuple[int, ...]]]:
+        """Token ids of the prompts that are short enough."""
+        longest = MAX_MODEL_LEN - self._grid["max_tokens"] - 16
         found = {}
         for name, conversations in self._prompts.items():
-            rendered = map(maker.render, conversations)
+            rendered = map(self.requests.render, conversations)
             found[name] = [tuple(ids) for ids in rendered if len(ids) <= longest]
             if not found[name]:
                 raise LoadTestError(f"{name}: no prompt has {longest} tokens or fewer")
-        return found, maker.eos_token_id
-
-
-def _name(turn: Turn[Arm, Cell]) -> str:
-    dataset, cap = turn.cells[0]
-    return f"run {turn.round} {dataset} cap {cap} {turn.arms[0].name}"
+        return found

@@ -1,6 +1,7 @@
 """The paper's experiments: arms, datasets, figures, and one run on a real engine."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,9 +10,9 @@ from loadtest.client.errors import LoadTestError
 from loadtest.models.recipe import DRAFT_DIR
 from loadtest.paper.cli import main, parse
 from loadtest.paper.datasets import load_prompts
-from loadtest.paper.grid import PRESETS, make_arms
-from loadtest.paper.report import measure_run, summarise
+from loadtest.paper.grid import ENGINES_AT_ONCE, PRESETS, is_baseline, make_arms
 from loadtest.paper.run import Runner, Store
+from loadtest.paper.summary import judge, list_missing, measure_run, summarise
 from policies.paper import PaperPlanner
 from policies.registry import build_planner
 from policies.testing import check_planner
@@ -23,7 +24,7 @@ def test_the_paper_s_grid_has_all_its_arms_and_each_has_its_turn(tmp_path):
     # none, SD 6, DSD, TETRIS 6 x 3, DSD with TETRIS 3, ours.
     assert len(arms) == 1 + 6 + 1 + 18 + 3 + 1
     for arm in arms[1:]:
-        policy = arm.policy
+        policy = arm.settings()
         spec = PolicySpec(
             policy["name"],
             draft_tokens=policy.get("draft_tokens", 1),
@@ -35,16 +36,22 @@ def test_the_paper_s_grid_has_all_its_arms_and_each_has_its_turn(tmp_path):
     options = parse(["--output", str(tmp_path), *pair])
     runner = Runner(options, Store(tmp_path), {"own": []})
     turns = runner.find_turns()
-    keys = {(turn.round, *turn.cells, turn.arms[0].name) for turn in turns}
-    assert len(keys) == len(turns) == 3 * 2 * 14
-    # Another arm begins in each run.
-    assert len({turn.arms[0].name for turn in turns[:: 2 * 14]}) == 3
+    assert {turn.round for turn in turns} == {1, 2, 3, 4}
+    assert {cell.cap for turn in turns for cell in turn.cells} == {8, 32}
+    first = [turn for turn in turns if turn.round == 1]
+    # Baselines are in every group, and all others in one.
+    names = Counter(arm.name for turn in first for arm in turn.arms)
+    assert max(len(turn.arms) for turn in first) <= ENGINES_AT_ONCE
+    assert names == {
+        arm.name: len(first) if is_baseline(arm.name) else 1
+        for arm in make_arms(PRESETS["here"])
+    }
 
 
-@pytest.mark.parametrize("draft_tokens", [0, 3])
-def test_its_planner_keeps_the_contract(draft_tokens):
+@pytest.mark.parametrize(("draft_tokens", "extra"), [(0, 0), (0, 2), (3, 2)])
+def test_its_planner_keeps_the_contract(draft_tokens, extra):
     check_planner(
-        lambda limits: PaperPlanner(5, limits, draft_tokens=draft_tokens, extra=2),
+        lambda limits: PaperPlanner(5, limits, draft_tokens=draft_tokens, extra=extra),
         max_depth=5,
     )
 
@@ -83,7 +90,9 @@ def test_datasets_come_in_the_forms_of_their_sources(tmp_path):
     arena.write_text("\n".join([json.dumps(asked)] * 2))
     sonnet = tmp_path / "sonnet.txt"
     sonnet.write_text("\n".join(f"line {n}" for n in range(25)))
-    files = {"sharegpt": sharegpt, "arena": arena, "sonnet": sonnet}
+    tough = tmp_path / "tough.json"
+    tough.write_text(sharegpt.read_text())
+    files = {"sharegpt": sharegpt, "arena": arena, "sonnet": sonnet, "tough": tough}
     found = load_prompts(files, ["own", "sharegpt", "sonnet", "mix", "all_mix"], 0)
     assert len(found["own"]) == 200
     texts = {
@@ -91,9 +100,10 @@ def test_datasets_come_in_the_forms_of_their_sources(tmp_path):
         for name, conversations in found.items()
     }
     assert texts["sharegpt"] == ["Hi"] * 3
-    assert texts["mix"] == ["Hi", "Why?"] * 2
+    assert texts["mix"][1::2] == ["Hi"] * 3
+    assert set(texts["mix"][::2]) == set(texts["sonnet"])
     assert len(texts["sonnet"]) == 3
-    assert len(texts["all_mix"]) == 6
+    assert len(texts["all_mix"]) == 8
     arena.write_text('{"conversation_a": 3}')
     with pytest.raises(LoadTestError, match=r"arena\.jsonl, line 1"):
         load_prompts(files, ["arena"], 0)
@@ -105,6 +115,7 @@ RECORD = {
     "dataset": "own",
     "cap": 4,
     "seconds": 2.0,
+    "num_steps": 10,
     "first_s": [0.5, 1.0],
     "last_s": [1.5, 2.0],
     "num_tokens": [11, 11],
@@ -119,33 +130,68 @@ RECORD = {
         "verify": 200,
         "draft": 500,
         "select": 100,
-        "rest": 400,
+        "rest": 100,
     },
 }
 
 
 def test_figures_are_what_their_names_say():
     expected = {"tokens_per_s": 11, "ttft_mean_ms": 750, "tpot_mean_ms": 100}
-    # 22 tokens over 20 drafts verified and 12 requests in steps.
-    expected |= {"vsr": 0.5, "ter": 22, "system_efficiency": 22 / 32}
+    # 20 tokens after the first ones, over 20 drafts and 10 requests in steps.
+    expected |= {"vsr": 0.5, "ter": 22, "system_efficiency": 20 / 30}
     expected |= {"hidden_tokens_per_s": 22 / 1.5}
+    expected |= {"draft_step_ms": 50, "select_step_ms": 10}
     found = measure_run(RECORD)
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-def test_ratios_are_paired_by_run_and_windows_counted():
+def test_of_what_takes_unknown_time_no_stage_is_told():
+    stages = RECORD["stages_ms"] | {"rest": 1000}
+    found = measure_run(RECORD | {"stages_ms": stages})
+    assert np.isnan([found["ter"], found["draft_step_ms"]]).all()
+    assert found["vsr"] == 0.5
+
+
+def test_ratios_are_paired_by_start_and_windows_counted():
+    # The machine is slower from start to start; each group has the baselines.
     records = [
-        RECORD | {"run": run, "arm": arm, "seconds": seconds * (1 + run)}
+        RECORD
+        | {"run": run, "start": f"{run}.{group}", "arm": arm}
+        | {"seconds": seconds * (1 + run + group)}
         for run in range(3)
-        for arm, seconds in (("none", 3.0), ("SD k=1", 2.0), ("SD k=3", 1.0))
+        for group, more in enumerate(("TETRIS k=1 E=1", "TETRIS k=1 E=2"))
+        for arm, seconds in (
+            ("none", 3.0),
+            ("SD k=1", 2.0),
+            ("SD k=3", 1.0),
+            (more, 0.8 - 0.3 * group),
+        )
     ]
     rows = {row["arm"]: row for row in summarise(records)}
     over = rows["SD k=3"]["over_none"]
     assert over["ratio"] == pytest.approx(3.0)
     assert over["high"] - over["low"] == pytest.approx(0.0, abs=1e-9)
-    assert rows["SD k=1"]["best_sd"] == "SD k=3"
-    assert rows["SD k=1"]["windows"] == [3 * 5, 3 * 4, 3 * 3]
+    assert rows["SD k=1"]["windows"] == [6 * 5, 6 * 4, 6 * 3]
     assert rows["none"]["over_none"] is None
+    best = rows["TETRIS k=1 E=1"]["over_best"]
+    assert (best["against"], best["rounds"]) == ("SD k=3", 3)
+    assert best["ratio"] == pytest.approx(1 / 0.8)
+
+    [verdict] = judge(records)
+    assert verdict["arm"] == "TETRIS k=1 E=2"
+    assert verdict["over_best"]["ratio"] == pytest.approx(2.0)
+    assert verdict["over_best_sd"]["low"] == pytest.approx(2.0)
+
+
+def test_what_was_left_out_of_the_paper_s_grid_is_named():
+    own = {"datasets": ["own"], "gpu": None}
+    missing = list_missing(PRESETS["here"] | own)
+    assert "k 2, 4, 6" in missing
+    assert "E 3" in missing
+    assert "batch caps 64" in missing
+    assert "mixed difficulty" in missing
+    whole = {"datasets": ["sharegpt", "arena", "tough", "sonnet", "mix", "all_mix"]}
+    assert not list_missing(PRESETS["full"] | whole | {"gpu": "H100"})
 
 
 @pytest.mark.vllm

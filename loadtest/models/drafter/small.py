@@ -1,8 +1,8 @@
 """A small model of its own, which drafts without anything of the target's.
 
-It has the target's whole vocabulary. Its embedding, which is its output layer too, begins
-as the principal components of the target's: tokens that mean the same to the target then
-do so to the drafter before it has learnt anything.
+It has the target's whole vocabulary. Its embedding, which is its output layer too,
+begins as the principal components of the target's: what is alike to the target then is
+so to the drafter before it has learnt anything.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class SmallModel(LlamaForCausalLM):
 
     def unroll(
         self,
-        embedding: torch.Tensor,
+        embedding: torch.Tensor,  # noqa: ARG002 - as in Eagle3Head
         token_ids: torch.Tensor,
-        features: torch.Tensor,
+        features: torch.Tensor,  # noqa: ARG002
         num_steps: int,
     ) -> list[torch.Tensor]:
         """Draft from every position, as :meth:`Eagle3Head.unroll` does.
