@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadtest.client.errors import LoadTestError
-from loadtest.models.recipe import DRAFT_DIR
+from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from loadtest.paper.cli import main, parse
 from loadtest.paper.datasets import load_prompts
 from loadtest.paper.grid import ENGINES_AT_ONCE, PRESETS, is_baseline, make_arms
@@ -32,7 +32,7 @@ def test_the_paper_s_grid_has_all_its_arms_and_each_has_its_turn(tmp_path):
             params=policy.get("params", {}),
         )
         assert build_planner(spec).choose_depth(8) >= 0
-    pair = ["--target", str(DRAFT_DIR), "--draft", str(DRAFT_DIR)]
+    pair = ["--target", str(TARGET_DIR), "--draft", str(DRAFT_DIR)]
     options = parse(["--output", str(tmp_path), *pair])
     runner = Runner(options, Store(tmp_path), {"own": []})
     turns = runner.find_turns()
