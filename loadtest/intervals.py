@@ -13,17 +13,21 @@ Table = Any
 """A data frame: pandas has no types here."""
 
 
-def estimate_mean(values: Any) -> dict[str, float | None]:
-    """Return mean and half-width of its 95 % t-interval; None where unknown."""
+def estimate_mean(
+    values: Any, confidence: float = _CONFIDENCE
+) -> dict[str, float | None]:
+    """Return mean and half-width of its t-interval; None where unknown."""
     known = np.asarray(values, float)
     known = known[~np.isnan(known)]
     count, half = len(known), None
     if count > 1:
-        half = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * stats.sem(known))
+        half = float(stats.t.ppf((1 + confidence) / 2, count - 1) * stats.sem(known))
     return {"mean": float(known.mean()) if count else None, "half_width": half}
 
 
-def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+def compare(
+    ours: Sequence[float], theirs: Sequence[float], confidence: float = _CONFIDENCE
+) -> dict[str, Any]:
     """Compare two arms round by round: how many times one's value is another's.
 
     What moves both arms of a round (the requests drawn, the machine's state) cancels
@@ -31,11 +35,11 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     0, and there must be one.
 
     Returns:
-        `ratio`, a geometric mean over `rounds`, with its 95 % interval `low`, `high`;
-        None with a single round.
+        `ratio`, a geometric mean over `rounds`, with its interval `low`, `high`; None
+        with a single round.
     """
     logs = np.log(np.asarray(ours, float) / np.asarray(theirs, float))
-    mean, half = logs.mean(), estimate_mean(logs)["half_width"]
+    mean, half = logs.mean(), estimate_mean(logs, confidence)["half_width"]
     low = high = None
     if half is not None:
         low, high = np.exp([mean - half, mean + half]).tolist()
@@ -54,7 +58,7 @@ def compare_columns(
 
 
 def compare_with_best(
-    table: Table, ours: str, rivals: Sequence[str]
+    table: Table, ours: str, rivals: Sequence[str], confidence: float = _CONFIDENCE
 ) -> dict[str, Any] | None:
     """Compare a column with the best of others, over the rows that have them all.
 
@@ -73,7 +77,7 @@ def compare_with_best(
     best, mine = whole[[*rivals]].median().idxmax(), whole[ours].tolist()
     theirs = pick_best(whole[[*rivals]])
     if min(*mine, *theirs) > 0:
-        return {"against": best} | compare(mine, theirs)
+        return {"against": best} | compare(mine, theirs, confidence)
     if sum(theirs) <= 0:
         return None
     found = {"against": best, "ratio": sum(mine) / sum(theirs)}
@@ -101,7 +105,7 @@ def show_mean(estimate: Mapping[str, float | None]) -> str:
     mean, half = estimate["mean"], estimate["half_width"]
     if mean is None:
         return ""
-    digits = 2 if abs(mean) < 10 else 0
+    digits = 2 if abs(mean) < 10 else 1 if abs(mean) < 100 else 0
     around = "" if half is None else f" ± {half:.{digits}f}"
     return f"{mean:,.{digits}f}{around}"
 

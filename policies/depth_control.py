@@ -170,8 +170,11 @@ class DepthControl:
         self._has_drafted = True
 
     def tokens_by_depth(self) -> NDArray[np.float64]:
-        """Return what `RecentDrafts.tokens_by_depth` does."""
-        return self.recent.tokens_by_depth(self.acceptance.typical())
+        """Return what `DepthEstimate.tokens_in_full` is by the latest look."""
+        if self._estimate is None:
+            self._look_ahead()
+        assert self._estimate is not None
+        return self._estimate.tokens_in_full
 
     def note_timing(self, timing: StepTiming) -> None:
         """Take in how deep a finished step drafted, once its costs are learnt."""
@@ -188,8 +191,7 @@ class DepthControl:
         step_ms = self.costs.estimate_ms(
             estimate, num_reqs, skips_drafter=self.limits.skips_drafter
         )
-        # The last threshold lets everything through.
-        goodput = (1.0 + estimate.gained[1:, -1]) / step_ms[1:, -1]
+        goodput = estimate.tokens_in_full[1:] / step_ms[1:, -1]
         return 1 + int(np.argmax(goodput))
 
     def note_skipped_steps(self, num_steps: int) -> None:

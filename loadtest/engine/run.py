@@ -24,8 +24,17 @@ _CODE = (
     *("loadtest/engine/*.py", "loadtest/experiment.py", "loadtest/models/tasks/*.*"),
 )
 _CODE_OF_REPORTS = {
-    f"loadtest/engine/{name}.py" for name in ("cli", "report", "summary")
+    f"loadtest/{bench}/{name}.py"
+    for bench in ("engine", "slo")
+    for name in ("cli", "report", "summary")
 }
+
+
+def digest_conditions(*more: str) -> dict[str, str]:
+    """Return digests of the code that results depend on, as conditions of them."""
+    code = digest_code(*_CODE, *more).items()
+    return {f"code of {k}": v for k, v in code if k not in _CODE_OF_REPORTS}
+
 
 A = TypeVar("A", bound=Arm)
 C = TypeVar("C")
@@ -114,10 +123,9 @@ class Bench(SideBySide[Arm, Cell]):
     def __init__(self, plan: Plan, store: BenchFolder, requests: RequestMaker) -> None:
         self._plan, self.rounds = plan, plan.rounds
         self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
-        code = digest_code(*_CODE).items()
-        own = {f"code of {k}": v for k, v in code if k not in _CODE_OF_REPORTS}
+        conditions = plan.conditions() | digest_conditions()
         models = {"target": plan.target, "draft": plan.draft}
-        super().__init__(store, requests, plan.conditions() | own, models, plan.gpu)
+        super().__init__(store, requests, conditions, models, plan.gpu)
 
     def plan_round(self, number: int) -> list[tuple[Sequence[Arm], Sequence[Cell]]]:
         """Return all arms, on a GPU one by one."""

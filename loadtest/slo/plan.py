@@ -26,7 +26,7 @@ KV_TOKENS = 512
 """Positions for which each request that fits has room, on average; ten engines share
 this machine's memory."""
 
-_NUM_CALIBRATED = 12
+_NUM_CALIBRATED = 36
 _PER_SLOT = 8
 """Requests that measure the time per token, and, for each that fits, the capacity."""
 
@@ -56,10 +56,12 @@ class Units:
     Attributes:
         tpot_ms: Median time per token of requests that are alone.
         capacity_per_s: Requests answered per second when all come at once.
+        other_cpu_share: The most that others used of the machine meanwhile.
     """
 
     tpot_ms: float = math.nan
     capacity_per_s: float = math.nan
+    other_cpu_share: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Plan:
         kinds: Classes by name.
         loads: Arrivals per second, as shares of the capacity.
         blocks: Of a load in a round, each with arrivals of its own.
+        max_other_cpu: Largest share of the machine that others may use while units are
+            measured.
         engine: The section `engine` of the deployment.
         units: As measured; who only measures these needs none.
     """
@@ -102,6 +106,7 @@ class Plan:
     rounds: int
     blocks: int
     block_s: float
+    max_other_cpu: float
     engine: dict[str, Any]
     target: Path
     draft: Path
@@ -153,7 +158,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
         kv_tokens=KV_TOKENS,
     )
     times = options.rounds, options.blocks, options.block_s
-    return Plan(kinds, arms, loads, options.workload, *times, engine, target, draft)
+    own = (kinds, arms, loads, options.workload, *times, options.max_other_cpu)
+    return Plan(*own, engine, target, draft)
 
 
 def make_stream(

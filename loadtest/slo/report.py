@@ -9,7 +9,13 @@ from loadtest.intervals import show_mean, show_ratio
 from loadtest.page import describe_source, render_results, to_png, to_table
 
 from .run import Store
-from .summary import TIMES, compare_goodput, summarise, tabulate
+from .summary import (
+    average_rounds,
+    compare_goodput,
+    summarise,
+    tabulate,
+    tell_verdict,
+)
 
 Row = Mapping[str, Any]
 
@@ -22,60 +28,61 @@ def write_report(store: Store) -> None:
         return
     kinds, arms = conditions["classes"], conditions["arms"]
     targets_ms = {k: one["target"] * units.tpot_ms for k, one in kinds.items()}
-    blocks = tabulate(measured, targets_ms)
+    blocks = tabulate(measured, targets_ms, conditions)
     store.write("runs.csv", blocks.to_csv(index=False, float_format="%.6g"))
+    rounds = average_rounds(blocks)
+    counts = blocks.groupby("arm")[["differing", "requests"]].sum()
+    others = blocks["other_cpu_share"]
     results = store.write_results(
         {
             "units": asdict(units),
             "targets_ms": targets_ms,
-            "rows": summarise(blocks, arms),
-            "over_best": compare_goodput(blocks, arms[-1]),
+            "rows": summarise(rounds, arms),
+            "over_best": compare_goodput(rounds, arms[-1]),
+            "replies": counts.to_dict("index"),
+            "other_cpu_share": {"mean": others.mean(), "max": others.max()},
         }
     )
-    tables = {
-        "Requests per second within their target": _by_load(results, "goodput_per_s"),
-        **{
-            f"Share of {name} requests within {targets_ms[name]:.1f} ms a token": (
-                _by_load(results, f"{name}.kept")
-            )
-            for name in kinds
-        },
-        "Tokens per second": _by_load(results, "tokens_per_s"),
-        "Times, ms": _list_times(results, kinds),
-    }
-    shown = {title: to_table(lines) for title, lines in tables.items()}
-    page = render_results(Path(__file__).parent, results, tables=shown)
+    tables = to_table(_list_goodput(results)), to_table(_list_ratios(results))
+    verdict = tell_verdict(results["over_best"])
+    page = render_results(
+        Path(__file__).parent, results, verdict=verdict, tables=tables
+    )
     store.write("results.md", page)
     (store.folder / "results.png").write_bytes(_draw(results))
 
 
-def _by_load(results: Row, figure: str) -> list[list[str]]:
-    """Return a line for each arm; for goodput one of our ratios too."""
+def _list_goodput(results: Row) -> list[list[str]]:
+    """Return a line for each arm: goodput and share kept by load; replies."""
     loads = sorted({row["load"] for row in results["rows"]})
-    lines = [["", *(f"load {load:g}" for load in loads)]]
+    lines = [["", *(f"load {load:g}" for load in loads), "differing replies"]]
     for arm in results["settings"]["arms"]:
         own = {row["load"]: row for row in results["rows"] if row["arm"] == arm}
-        lines.append([f"`{arm}`", *(show_mean(own[load][figure]) for load in loads)])
-    if figure == "goodput_per_s":
-        ratios = {
-            one["load"]: f"{show_ratio(one)}, `{one['against']}`"
-            for one in results["over_best"]
-        }
-        ours = results["settings"]["arms"][-1]
-        told = [ratios.get(load, "") for load in loads]
-        lines.append([f"`{ours}` over the best other policy", *told])
+        cells = [
+            f"{show_mean(own[load]['goodput_per_s'])}, {own[load]['kept']['mean']:.0%}"
+            for load in loads
+        ]
+        replies = results["replies"][arm]
+        replies = f"{replies['differing']} of {replies['requests']}"
+        lines.append([f"`{arm}`", *cells, replies])
     return lines
 
 
-def _list_times(results: Row, kinds: Row) -> list[list[str]]:
-    columns = [f"{kind}.{time}" for kind in kinds for time in TIMES]
-    heads = [name.removesuffix("_ms").replace(".", " ") for name in columns]
-    lines = [["load", "arm", *(head.replace("_", " ") for head in heads)]]
-    for row in results["rows"]:
-        times = (
-            "" if t is None else f"{t:.0f}" for t in (row[c]["mean"] for c in columns)
-        )
-        lines.append([f"{row['load']:g}", f"`{row['arm']}`", *times])
+def _list_ratios(results: Row) -> list[list[str]]:
+    """Return a line for each load: our ratio, the best other, how long they wait."""
+    kinds = results["settings"]["classes"]
+    arms = {"arm": "ours", "against": "the other"}
+    heads = [f"`{kind}` {whose}" for kind in kinds for whose in arms.values()]
+    lines = [["load", "times the best other", "which", *heads]]
+    rows = {(row["load"], row["arm"]): row for row in results["rows"]}
+    for one in results["over_best"]:
+        waits = [
+            show_mean(rows[one["load"], one[arm]][f"{kind}.ttft_p95_ms"])
+            for kind in kinds
+            for arm in arms
+        ]
+        load, against = f"{one['load']:g}", f"`{one['against']}`"
+        lines.append([load, show_ratio(one), against, *waits])
     return lines
 
 

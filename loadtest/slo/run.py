@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
+from loadtest.client.errors import LoadTestError
 from loadtest.engine.measurement import list_latencies
 from loadtest.engine.plan import Block
 from loadtest.engine.pool import EngineProcess
-from loadtest.engine.run import SideBySide
+from loadtest.engine.run import SideBySide, digest_conditions
 from loadtest.engine.workloads import RequestMaker
 from loadtest.experiment import BenchFolder, Turn, shuffle
 
@@ -41,7 +42,8 @@ class Bench(SideBySide[ClassArm, float]):
         self._plan, self._store, self.rounds = plan, store, plan.rounds
         self._in_flight = {*_WARM_UP_AT, plan.engine["max_num_seqs"]}
         models = {"target": plan.target, "draft": plan.draft}
-        super().__init__(store, requests, plan.conditions(), models)
+        conditions = plan.conditions() | digest_conditions("loadtest/slo/*.py")
+        super().__init__(store, requests, conditions, models)
 
     def plan_round(
         self, number: int
@@ -99,5 +101,23 @@ class Bench(SideBySide[ClassArm, float]):
                 engines[none].ask("answer", make(self._plan, self.requests))
                 for make in (make_single, make_crowd)
             )
-        tpot_ms = float(list_latencies(alone)["tpot_ms"].median())
-        return Units(tpot_ms, len(crowd["due_s"]) / crowd["seconds"])
+        return read_units(alone, crowd, self._plan.max_other_cpu)
+
+
+def read_units(
+    alone: Mapping[str, Any], crowd: Mapping[str, Any], max_other_cpu: float
+) -> Units:
+    """Return what targets and loads go by, from two blocks' answers.
+
+    Raises:
+        LoadTestError: Others used more of the machine: all results would hang on it.
+    """
+    share = max(one["other_cpu_share"] for one in (alone, crowd))
+    if share > max_other_cpu:
+        raise LoadTestError(
+            f"other processes used {share:.0%} of this machine while was measured what "
+            "targets and loads go by, which is kept for good: run this again without "
+            "them"
+        )
+    tpot_ms = float(list_latencies(alone)["tpot_ms"].median())
+    return Units(tpot_ms, len(crowd["due_s"]) / crowd["seconds"], share)

@@ -10,7 +10,11 @@ import numpy as np
 from policies.compiled import compiled
 from policies.decisions.budget import find_budget
 from policies.decisions.draft_costs import count_decodes
-from policies.decisions.latency import latest_step_ms, reserve_drafts
+from policies.decisions.latency import (
+    find_within_reach,
+    latest_step_ms,
+    reserve_drafts,
+)
 from policies.decisions.select import (
     admit_from,
     count_admitted,
@@ -98,23 +102,34 @@ def reserve(
 ) -> NDArray[np.int64]:
     """Count what latency-bound requests get first, by what was known before.
 
+    One whose target is out of reach gets nothing first: it would be in vain.
+
     Returns:
         `[num_reqs]`; empty if no request has a latency target.
     """
-    if batch.latency_targets_ms is None:
+    targets_ms = batch.latency_targets_ms
+    if targets_ms is None:
         return _NO_ROWS
     num_decodes = count_decodes(batch)
     width = costs.expect_width(num_decodes)
-    ends = np.array([1.0, 1.0 + width / 2, 1.0 + width])
-    first_ms, usual_ms, wide_ms = costs.verify_ms(
-        num_decodes, ends, batch.num_prefill_tokens
+    # The last without prompts: they come and go, and a target is of the average.
+    ends = np.array([1.0, 1.0 + width / 2, 1.0 + width, 1.0])
+    prompts = batch.num_prefill_tokens * np.array([1.0, 1.0, 1.0, 0.0])
+    first_ms, usual_ms, wide_ms, bare_ms = costs.verify_ms(num_decodes, ends, prompts)
+    fixed_ms = costs.fixed_ms(batch)
+    ms_per_draft = float(wide_ms - first_ms) / width
+    within_reach = find_within_reach(
+        targets_ms,
+        costs.plan.tokens_in_full,
+        float(bare_ms) - ms_per_draft + fixed_ms,
+        ms_per_draft * costs.plan.depth,
     )
     return reserve_drafts(
         acceptance.cumprod(axis=1),
         batch.num_draft_tokens,
-        batch.latency_targets_ms,
-        float(usual_ms) + costs.fixed_ms(batch),
-        float(wide_ms - first_ms) / width,
+        np.where(within_reach, targets_ms, np.inf),
+        float(usual_ms) + fixed_ms,
+        ms_per_draft,
     )
 
 

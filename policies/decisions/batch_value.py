@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class ClassLoad(NamedTuple):
-    """The running requests of one class.
+    """The requests of one class that run, on the average of recent steps.
 
     Attributes:
         target_ms: Longest time per token they want; inf for none.
         weight: What a token of theirs is worth, > 0.
-        num_running: How many they are, >= 1.
+        num_running: How many they are, > 0.
     """
 
     target_ms: float
     weight: float
-    num_running: int
+    num_running: float
 
 
 def value_batches(
@@ -50,7 +50,7 @@ def value_batches(
         context_per_req: Mean KV positions per request; 0 where it is not known yet.
         max_reqs: The engine's own limit, >= 1.
         classes: Of the running requests, >= 1, whose shares the batches have.
-        tokens_by_depth: `[max_depth + 1]`, as `RecentDrafts.tokens_by_depth`.
+        tokens_by_depth: `[max_depth + 1]`, as `DepthEstimate.tokens_in_full`.
         runs_drafter: The drafter's first pass is part of every step.
 
     Returns:

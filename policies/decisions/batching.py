@@ -50,9 +50,9 @@ class EngineLoad:
         tokens_to_grow: `[num_running]`, int64, positions each is expected to take up
             still.
         block_size: Positions per KV block.
-        latency_target_ms: Longest step that the most latency-bound running request
-            bears, or None.
-        classes: Of the running requests; empty where none has a target.
+        latency_target_ms: Longest time per token that the most latency-bound running
+            request wants, or None.
+        classes: Of the requests that run or ran of late; empty where none has a target.
         is_held_back: Nothing is drafted, whatever the policy plans: an audit holds it
             back (`policies.audit`).
     """
@@ -105,6 +105,7 @@ class BatchControl:
         *,
         num_steps: int,
         depth: int,
+        tokens_in_full: float = 1.0,
         tokens_by_depth: Callable[[], NDArray[np.float64]] | None = None,
     ) -> BatchPlan:
         """Plan a step.
@@ -114,6 +115,7 @@ class BatchControl:
             num_steps: Steps so far, as far as they were counted: steps that are held
                 back are not, where requests wait.
             depth: To which is drafted; at 0 some engines run no drafter.
+            tokens_in_full: Of that depth, as `DepthPlan.tokens_in_full`.
             tokens_by_depth: As in `value_batches`, asked where there are classes.
         """
         # Its own steps besides, for the count may stand still.
@@ -123,7 +125,7 @@ class BatchControl:
             self._num_planned = 1
             self._max_running = self._choose_max_running(load, tokens_by_depth)
         if load.is_held_back:
-            depth = 0
+            depth, tokens_in_full = 0, 1.0
         is_cold = self.limits.skips_drafter and depth == 0
         return BatchPlan(
             max_running=self._max_running,
@@ -133,6 +135,7 @@ class BatchControl:
                 self.limits.max_tokens,
                 self.latency_target_ms,
                 num_passes=0 if is_cold else max(1, depth),
+                tokens_in_full=tokens_in_full,
             ),
             reserved_blocks=reserve_blocks(load),
         )
@@ -204,6 +207,7 @@ def choose_prefill_tokens(
     latency_target_ms: float | None,
     *,
     num_passes: int = 0,
+    tokens_in_full: float = 1.0,
 ) -> int:
     """Return the prompt tokens that fit into a step beside its decoding requests.
 
@@ -217,11 +221,15 @@ def choose_prefill_tokens(
         max_tokens: The engine's own limit.
         latency_target_ms: Longest step wanted, or None.
         num_passes: Drafter passes of the step; the first runs over the prompts too.
+        tokens_in_full: A step brings a request that is bound so many tokens with all
+            its drafts: a target is per token.
 
     Returns:
         `MIN_PREFILL_TOKENS..max_tokens`.
     """
     own_ms = load.latency_target_ms
+    if own_ms is not None:
+        own_ms *= tokens_in_full
     has_target = latency_target_ms is not None or own_ms is not None
     if load.num_decode_tokens == 0 or not has_target:
         return max_tokens

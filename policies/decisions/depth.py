@@ -30,12 +30,14 @@ class DepthPlan:
         budget_per_req: Drafts verified per request at that goodput.
         min_value: Survival times weight below which a latency target leaves no room
             for a draft; 0 where none limits the plan.
+        tokens_in_full: Tokens a step brings a request all of whose drafts are verified.
     """
 
     depth: int
     tokens_per_ms: float
     budget_per_req: float
     min_value: float = 0.0
+    tokens_in_full: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,15 @@ class DepthEstimate:
     gained: NDArray[np.float64]
     verified: NDArray[np.float64]
     thresholds: NDArray[np.float64]
+
+    @property
+    def tokens_in_full(self) -> NDArray[np.float64]:
+        """Tokens per step of a request all of whose drafts are verified, by depth.
+
+        `[max_depth + 1]`, the bonus token included.
+        """
+        # The last threshold lets everything through.
+        return 1.0 + self.gained[:, -1]
 
 
 def estimate_depths(
@@ -157,6 +168,7 @@ def plan_depth(
         tokens_per_ms=float(goodput[depth, point]),
         budget_per_req=float(estimate.verified[depth, point]),
         min_value=float(estimate.thresholds[point]) if is_limited else 0.0,
+        tokens_in_full=float(estimate.tokens_in_full[depth]),
     )
 
 

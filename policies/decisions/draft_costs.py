@@ -35,7 +35,7 @@ class DraftCosts:
         self,
         num_reqs: int,
         num_drafts: NDArray[np.float64],
-        num_prefill_tokens: float = 0.0,
+        num_prefill_tokens: NDArray[np.float64] | float = 0.0,
     ) -> NDArray[np.float64]:
         """Return the time of the parts of a step that grow with its verified drafts.
 

@@ -108,15 +108,6 @@ class RecentDrafts:
         weights = self._weights[: self._num_rows]
         return estimate_depths(filled, weights / weights.mean())
 
-    def tokens_by_depth(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return tokens per step of a request all of whose drafts are verified.
-
-        Returns:
-            `[max_depth + 1]`, from depth 0; the bonus token included.
-        """
-        survival = np.cumprod(self._fill(typical), axis=1).mean(axis=0)
-        return 1.0 + np.concatenate(([0.0], np.cumsum(survival)))
-
     def sample_acceptance(self) -> NDArray[np.float64]:
         """Return evenly spaced order statistics of all recent acceptances.
 

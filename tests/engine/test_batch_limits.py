@@ -1,6 +1,5 @@
 """How many requests are let in, and how many KV blocks are kept free for the others."""
 
-from copy import copy
 from itertools import product
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from policies.decisions.batching import BatchPlan
 from serving.engine.shared.batch_limits import (
     PRIOR_OUTPUT_TOKENS,
     BatchLimits,
-    RequestPace,
     foresee_growth,
 )
 
@@ -159,21 +157,3 @@ def test_what_will_be_needed_is_what_a_replay_finds():
         assert exact <= foresee_growth(held, growth, BLOCK) <= exact + 3 * 25
     nobody = np.empty(0, dtype=np.int64)
     assert foresee_growth(nobody, nobody, BLOCK) == 0
-
-
-def test_the_pace_follows_accepted_drafts_and_never_falls_below_one():
-    pace = RequestPace()
-    for step in range(1, 200):
-        pace.note(num_accepted=6 * step, num_decodes=4)
-    assert pace.tokens_per_step == pytest.approx(2.5, abs=0.01)
-    # Steps that were skipped weigh as those that were planned do.
-    at_once = copy(pace)
-    at_once.note_skipped_steps(7)
-    for _ in range(7):
-        pace.note(num_accepted=6 * 199, num_decodes=4)
-    assert 1.0 < at_once.tokens_per_step == pytest.approx(pace.tokens_per_step)
-    for _ in range(200):
-        pace.note(num_accepted=6 * 199, num_decodes=4)
-    assert pace.tokens_per_step == pytest.approx(1.0, abs=0.01)
-    pace.note(num_accepted=6 * 199, num_decodes=0)
-    assert pace.tokens_per_step >= 1.0

@@ -141,7 +141,7 @@ PLACES = [
     ("scheduler._drafts.rooms", "of", "drafts_error"),
     ("scheduler._clock", "note_worker discard finish start", "timing_error"),
     ("scheduler._selector", "_make_batch _admit", "selection_error"),
-    ("scheduler._batch.pace", "note", "limits_error"),
+    ("scheduler._batch.mix", "note", "limits_error"),
     ("scheduler._batch.limits", "measure_load", "limits_error"),
     ("scheduler._batch.ageing", "look", "ageing_error"),
     ("scheduler._selector", "count_dropped", "count_error"),

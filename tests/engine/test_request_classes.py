@@ -1,11 +1,13 @@
 """Request classes: read from the configuration, found for requests, seen to matter."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from serving.engine.shared.request_classes import RequestClasses
+from serving.engine.shared.class_mix import ClassMix
+from serving.engine.shared.request_classes import RequestClass, RequestClasses
 
 CLASSES = {
     "interactive": {"weight": 4.0, "latency_target_ms": 30.0, "priority": -1},
@@ -29,16 +31,35 @@ def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
     assert classes.weigh(requests).tolist() == [4.0, 0.5, 2.0, 2.0]
     assert classes.targets_ms(requests).tolist() == [30.0, *[np.inf] * 3]
     assert classes.tightest_target_ms(requests) == 30.0
-    counted = [(30.0, 4.0, 1), (np.inf, 0.5, 1), (np.inf, 2.0, 2)]
-    assert sorted(classes.count(requests)) == counted
+    named = classes.by_name.values()
+    assert classes.count(requests) == dict(zip(named, (1, 1, 2), strict=True))
     # Left out where they make no difference.
     plain = requests[2:]
     assert classes.weigh(plain) is None
     assert classes.targets_ms(plain) is None
     assert classes.tightest_target_ms([]) is None
-    assert classes.count(plain) == read({}).count(requests) == ()
+    assert not read({}).count(requests)
     assert read({}).weigh(requests) is None
     assert read({"batch": {"weight": 0.5, "priority": 10}}).of(plain[0]).weight == 1.0
+
+
+def test_a_class_that_pauses_still_counts_and_one_that_is_gone_does_not():
+    urgent, patient = RequestClass(4.0, 30.0), RequestClass(0.5)
+    mix = ClassMix()
+    for _ in range(500):
+        mix.note(Counter({urgent: 4, patient: 4}))
+    alone = Counter({patient: 8})
+    for _ in range(8):
+        found = sorted(mix.note(alone))
+    assert found == [
+        (30.0, 4.0, pytest.approx(3.8, abs=0.1)),
+        (np.inf, 0.5, pytest.approx(4.2, abs=0.1)),
+    ]
+    # Nothing runs while all wait.
+    assert sorted(mix.note(Counter())) == found
+    for _ in range(1000):
+        mix.note(alone)
+    assert mix.note(alone) == ()
 
 
 @pytest.mark.parametrize(

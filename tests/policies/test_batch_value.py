@@ -12,6 +12,7 @@ from policies.decisions.batch_value import ClassLoad
 from policies.decisions.batching import BatchControl, EngineLoad
 from policies.estimators.step_cost import StepCost
 from policies.types import CostProfile, EngineLimits, VerificationOutcome
+from tests.policies import made_up
 from tests.policies.made_up import MadeUpEngine, make_goodput
 
 TOKENS = np.array([1.0, 1.8, 2.4])
@@ -102,10 +103,10 @@ def test_how_many_run_follows_the_step_time_while_speculation_is_held_back(speed
 
 
 def test_drafts_that_are_held_back_are_neither_charged_nor_counted_on():
-    planner, engine = make_goodput(), MadeUpEngine(16)
+    planner, engine = make_goodput(latency_target_ms=50.0), MadeUpEngine(16)
     engine.run(planner, 300)
     classes = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
-    load = replace(LOAD, latency_target_ms=50.0, classes=classes)
+    load = replace(LOAD, classes=classes)
     drafting = copy.deepcopy(planner).plan_batch(load)
     held = hold_back(planner).plan_batch(load)
     # As no drafter's pass runs over the prompts.
@@ -113,3 +114,14 @@ def test_drafts_that_are_held_back_are_neither_charged_nor_counted_on():
     # Without drafts 18 are within 30 ms: 14 ms, and .85 for each.
     assert held.max_running == pytest.approx(18, abs=1)
     assert held.max_running < drafting.max_running
+
+
+def test_prompts_are_bound_by_a_target_that_only_drafts_keep():
+    planner, engine = make_goodput(), MadeUpEngine(16)
+    engine.run(planner, 300)
+    # A step takes 28 ms at least, and brings whoever has all drafts 1.5 tokens.
+    load = replace(LOAD, latency_target_ms=26.5)
+    assert 16 < planner.plan_batch(load).max_prefill_tokens < 64
+    # Without drafts it is missed whatever prompts do.
+    held = hold_back(planner).plan_batch(load)
+    assert held.max_prefill_tokens == made_up.LIMITS.max_tokens

@@ -12,7 +12,11 @@ from policies.decisions.batching import (
 from policies.decisions.budget import find_budget
 from policies.decisions.depth import estimate_depths, plan_depth
 from policies.decisions.early_exit import EarlyExitRule
-from policies.decisions.latency import latest_step_ms, reserve_drafts
+from policies.decisions.latency import (
+    find_within_reach,
+    latest_step_ms,
+    reserve_drafts,
+)
 from policies.decisions.recent_drafts import RecentDrafts
 from policies.estimators.logit import to_log_odds, to_probability
 from policies.estimators.step_cost import StepCost
@@ -101,6 +105,24 @@ def test_a_request_claims_as_many_drafts_as_its_target_needs(
     prices = np.array([target_ms]), 40.0, ms_per_draft
     claimed = reserve_drafts(survival, counts, *prices)
     assert claimed.tolist() == [min(reserved, num_drafts)]
+
+
+@pytest.mark.parametrize(
+    ("targets_ms", "within"),
+    [
+        # 20 ms, and 4 for all drafts of a request, with which a token takes half.
+        ([12.0, 25.0, np.inf], [True] * 3),
+        ([11.9, 25.0, np.inf], [False, True, True]),
+        # Two share a step of 28 ms, until the tighter target is given up.
+        ([12.0, 15.0], [False, True]),
+        ([14.0, 14.0], [True, True]),
+    ],
+)
+def test_a_target_is_within_reach_of_the_drafts_of_those_who_need_them(
+    targets_ms, within
+):
+    found = find_within_reach(np.array(targets_ms), 2.0, 20.0, 4.0)
+    assert found.tolist() == within
 
 
 def test_the_tightest_target_within_reach_limits_the_step():
@@ -226,9 +248,10 @@ def test_prompts_take_what_the_target_leaves(cost):
     few = choose_prefill_tokens(cost, make_load(8), 1024, 60.0)
     many = choose_prefill_tokens(cost, make_load(8), 1024, 120.0)
     assert MIN_PREFILL_TOKENS <= few < many < 1024
-    # A running request's own target counts as everybody's does.
-    bound = make_load(8, latency_target_ms=60.0)
-    assert choose_prefill_tokens(cost, bound, 1024, 120.0) == few
+    # A running request's own target counts as everybody's does, for each token.
+    for tokens in (1.0, 2.0):
+        bound, brought = make_load(8, 60.0 / tokens), {"tokens_in_full": tokens}
+        assert choose_prefill_tokens(cost, bound, 1024, 120.0, **brought) == few
     # One that is missed anyway does not starve prompts.
     starved = choose_prefill_tokens(cost, make_load(40), 1024, 5.0)
     assert starved == MIN_PREFILL_TOKENS

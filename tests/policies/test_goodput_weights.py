@@ -70,6 +70,7 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed)
 def test_a_request_that_would_miss_its_target_gets_drafts_first(target_ms, gets_drafts):
     # At 5 ms a token and rather unlikely drafts, throughput wants none of them.
     planner = trained(8, token_ms=5.0)
+    planner.choose_depth(8, target_ms)
     admitted = planner.select(make_batch(UNLIKELY, target_ms)).num_admitted
     np.testing.assert_array_equal(admitted[:7], 0)
     assert (admitted[7] > 0) == gets_drafts
@@ -88,10 +89,17 @@ def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
     assert bound.num_cut_by_latency == num_free - num_bound
     assert 0 < num_bound < num_free
     assert fixed_ms + verify_ms(planner, 8, num_bound) <= target_ms
-    # One out of reach takes nobody's drafts away.
-    missed = planner.select(make_batch(confidence, 0.5))
-    assert missed.num_cut_by_latency == 0
-    assert missed.num_admitted.sum() >= num_free
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_target_out_of_reach_changes_nothing(is_sampled):
+    planner, more = trained(8), {"drafts_are_sampled": is_sampled}
+    for planned_ms in (None, 0.5):
+        planner.choose_depth(8, planned_ms)
+        free = planner.select(make_batch(UNLIKELY, **more))
+        missed = planner.select(make_batch(UNLIKELY, 0.5, **more))
+        assert missed.num_cut_by_latency == free.num_cut_by_latency == 0
+        np.testing.assert_array_equal(missed.num_admitted, free.num_admitted)
 
 
 def test_sampled_drafts_stay_judged_by_what_was_known_before_them():

@@ -177,9 +177,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _tell_skipped(self) -> None:
         """Tell the planner, and all who take part, of the steps since it was asked."""
-        num_skipped = self._skipping.num_skipped
-        self._guard.ask(self._planner.note_skipped_steps, num_skipped)
-        self._batch.pace.note_skipped_steps(num_skipped)
+        self._guard.ask(self._planner.note_skipped_steps, self._skipping.num_skipped)
         self._skipping.count_into(self.counters)
 
     def snapshot(self) -> dict[str, Any]:

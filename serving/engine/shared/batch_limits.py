@@ -28,9 +28,6 @@ PRIOR_WEIGHT = 4
 OUTPUT_LENGTH_RATE = 0.05
 """Weight of a finished request in the running mean of output lengths, later on."""
 
-PACE_RATE = 0.05
-"""Weight of a step in the running mean of tokens per request and step."""
-
 MAX_MARKS = 32
 """Moments ahead at which the blocks then held are added up."""
 
@@ -39,37 +36,6 @@ _ENDED_BY_ITSELF = frozenset(
 )
 """vLLM's names of the ends that tell how long an output is. One that was aborted would
 have been longer."""
-
-
-@dataclass(slots=True)
-class RequestPace:
-    """How many tokens a step brought a decoding request lately.
-
-    Attributes:
-        tokens_per_step: Accepted drafts and the bonus token, >= 1.
-    """
-
-    tokens_per_step: float = 1.0
-    _num_accepted: int = 0
-
-    def note(self, num_accepted: int, num_decodes: int) -> None:
-        """Take in a step.
-
-        Args:
-            num_accepted: Accepted drafts since the engine started.
-            num_decodes: Requests that share those of this step.
-        """
-        newly = num_accepted - self._num_accepted
-        self._num_accepted = num_accepted
-        if num_decodes > 0:
-            tokens = 1.0 + newly / num_decodes
-            self.tokens_per_step += PACE_RATE * (tokens - self.tokens_per_step)
-
-    def note_skipped_steps(self, num_steps: int) -> None:
-        """Take in steps that brought every request a token and nothing else."""
-        self.tokens_per_step = 1.0 + (self.tokens_per_step - 1.0) * (
-            (1.0 - PACE_RATE) ** num_steps
-        )
 
 
 @dataclass(frozen=True, slots=True)

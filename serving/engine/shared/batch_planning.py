@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from serving.engine.shared.ageing import Ageing
-from serving.engine.shared.batch_limits import BatchLimits, RequestPace
+from serving.engine.shared.batch_limits import BatchLimits
+from serving.engine.shared.class_mix import ClassMix
 from serving.engine.shared.kv_shortage import trim_to_free_blocks
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class BatchPlanning:
     Attributes:
         ageing: Orders the queue.
         limits: What a plan is applied through.
-        pace: How many tokens a step brings a request.
+        mix: Which classes run.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class BatchPlanning:
         """Plan for this scheduler."""
         self.ageing = Ageing(scheduler, classes, counters)
         self.limits = BatchLimits(scheduler)
-        self.pace = RequestPace()
+        self.mix = ClassMix()
         self._scheduler = scheduler
         self._classes = classes
         self._counters = counters
@@ -56,17 +57,12 @@ class BatchPlanning:
 
     def _limit(self, planner: Planner) -> bool:
         scheduler = self._scheduler
-        num_chunks = sum([request.is_prefill_chunk for request in scheduler.running])
-        num_decodes = len(scheduler.running) - num_chunks
-        self.pace.note(self._counters.num_accepted_tokens, num_decodes)
-        if not (num_chunks or scheduler.waiting):
+        running = scheduler.running
+        if not (scheduler.waiting or any(one.is_prefill_chunk for one in running)):
             # Neither a queue nor a prompt under way: there is nothing to limit.
             return False
-        target_ms = self._classes.tightest_target_ms(scheduler.running)
-        if target_ms is not None:
-            # A target is per token; a step brings a request more than one.
-            target_ms *= max(1.0, self.pace.tokens_per_step)
-        classes = self._classes.count(scheduler.running)
+        classes = self.mix.note(self._classes.count(running))
+        target_ms = self._classes.tightest_target_ms(running)
         load = self.limits.measure_load(target_ms, classes)
         plan = self._guard.ask(planner.plan_batch, load)
         if plan is None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.decisions.batch_value import ClassLoad
 from serving.engine.shared.options import ADDITIONAL_CONFIG_KEY
 
 if TYPE_CHECKING:
@@ -139,17 +138,11 @@ class RequestClasses:
         targets = [self.of(request).latency_target_ms for request in requests]
         return min([target for target in targets if target], default=None)
 
-    def count(self, requests: Sequence[Request]) -> tuple[ClassLoad, ...]:
-        """Count some requests by class; empty where none has a latency target."""
+    def count(self, requests: Sequence[Request]) -> Counter[RequestClass]:
+        """Count some requests by class; empty where there are no classes."""
         if not self.by_name:
-            return ()
-        counts = Counter([self.of(request) for request in requests])
-        if not any(one.latency_target_ms for one in counts):
-            return ()
-        return tuple(
-            ClassLoad(one.latency_target_ms or np.inf, one.weight, num_running)
-            for one, num_running in counts.items()
-        )
+            return Counter()
+        return Counter([self.of(request) for request in requests])
 
 
 _PLAIN = RequestClass()
