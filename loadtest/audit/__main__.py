@@ -44,7 +44,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "itself, at\ndepth 0 in the same engine, and in an engine without a drafter, "
         "block by block in\nturn. What the audit says is held against what these show. "
         "Every round is\nkept as it ends: the same command goes on where it was, on "
-        "engines that start anew,\nmore --rounds or another policy add to the tables.",
+        "engines that start anew;\nmore --rounds or another policy add to the tables.",
     )
     add = parser.add_argument
     add(
