@@ -42,9 +42,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "python -m loadtest.audit",
         "Run the same requests under a policy with its audit, under the policy by "
         "itself, at\ndepth 0 in the same engine, and in an engine without a drafter, "
-        "block by block in\nturn. What the audit says is held against what these show. "
-        "Every round is\nkept as it ends: the same command goes on where it was, on "
-        "engines that start anew;\nmore --rounds or another policy add to the tables.",
+        "there and back,\nblock by block. What the audit says is held against what "
+        "these show. Every round is\nkept as it ends: the same command goes on where "
+        "it was, on engines that start anew;\nmore --rounds or another policy add to "
+        "the tables.",
     )
     add = parser.add_argument
     add(
@@ -59,7 +60,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     add("--temperature", type=float, default=0.0)
     add("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="some twice or more")
-    add("--rounds", type=int, default=5, help="of all ways; later more")
+    add("--rounds", type=int, default=5, help="of all ways, twice; later more")
     add("--blocks", type=int, default=4, help="of requests, answered in one go")
     add("--warm-up-rounds", type=int, default=1, help="before, audited")
     add("--max-tokens", type=int, default=128)

@@ -56,7 +56,7 @@ def render(rows: Rows) -> str:
 def _tell_gain(rows: Rows) -> Iterator[str]:
     reports = [own[-1]["report"] for own in _by_start(rows)]
     offline = compare(_means(rows, POLICY) or _means(rows, AUDITED), _means(rows, HELD))
-    says, (last, *_) = _combine(reports, "none"), reversed(reports)
+    says, last = _combine(reports, "none"), reports[-1]
     yield f"{offline['rounds']}, {len(reports)}"
     yield _gain(reports, "none")
     yield show_ratio(offline, 3)
@@ -110,7 +110,7 @@ def _by_start(rows: Rows) -> list[list[dict[str, Any]]]:
 
 
 def _means(rows: Rows, way: str) -> list[float]:
-    """Return a mean for each round, in which a way may have come several times.
+    """Return a mean for each round, in which a way comes twice or more often.
 
     Older rows hold all rounds of a cell.
     """

@@ -218,7 +218,7 @@ def test_an_interrupt_costs_a_round_and_more_rounds_may_be_added(
         return main([*place, *options, *small, *more])
 
     # Three to warm up; then all of the first round, and half of the second.
-    engines.fails_after = 3 + 2 + 1
+    engines.fails_after = 3 + 4 + 2
     assert bench("--rounds", "2") == EXIT_INTERRUPTED
     engines.fails_after = 10**6
     assert bench("--rounds", "2") == 0
@@ -234,9 +234,12 @@ def test_an_interrupt_costs_a_round_and_more_rounds_may_be_added(
         *(("easy-t0-c1", 3, 3), ("easy-t0-c2", 3, 3)),
     ]
     assert engines.num_starts == 5
-    # The same requests for both ways, others in every round.
-    first, second, other = (prompts for _, prompts in engines.blocks[3:6])
-    assert first == second != other
+    # The same requests for both ways; others on the way back, and in the next round.
+    ways, prompts = zip(*engines.blocks[3:8], strict=True)
+    assert ways[:2] == ways[3:1:-1]
+    assert prompts[0] == prompts[1]
+    assert prompts[2] == prompts[3]
+    assert len(set(prompts)) == 3
     # As many as asked for are there: nothing starts.
     assert bench("--rounds", "2") == 0
     assert engines.num_starts == 5
