@@ -14,6 +14,7 @@ from loadtest.experiment import BenchFolder
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 
 from .cells import WAYS, Bench, write_untrained
+from .engine import AUDITED, HELD
 from .show import render
 
 
@@ -41,9 +42,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "python -m loadtest.audit",
         "Run the same requests under a policy with its audit, under the policy by "
         "itself, at\ndepth 0 in the same engine, and in an engine without a drafter, "
-        "block by block in\nturn. What the audit says is held against what these show. "
-        "The same command goes on\nwhere it was; with another policy it adds to the "
-        "table.",
+        "there and back,\nblock by block. What the audit says is held against what "
+        "these show. Every round is\nkept as it ends: the same command goes on where "
+        "it was, on engines that start anew;\nmore --rounds or another policy add to "
+        "the tables.",
     )
     add = parser.add_argument
     add(
@@ -58,13 +60,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     add("--temperature", type=float, default=0.0)
     add("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="some twice or more")
-    add("--rounds", type=int, default=5, help="of all ways, in turn")
+    add("--rounds", type=int, default=5, help="of all ways, twice; later more")
     add("--blocks", type=int, default=4, help="of requests, answered in one go")
     add("--warm-up-rounds", type=int, default=1, help="before, audited")
     add("--max-tokens", type=int, default=128)
     add_pair(parser, TARGET_DIR, DRAFT_DIR)
     add("--target-parameters", type=float, default=100e6, help="0 pads none")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not {AUDITED, HELD} <= {*options.ways}:
+        parser.error(f"--ways: {AUDITED} and {HELD} are what all is about; add them")
+    return options
 
 
 if __name__ == "__main__":

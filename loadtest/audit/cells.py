@@ -2,10 +2,13 @@
 
 import argparse
 import itertools
+import statistics
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from loadtest.engine.models import pad
 from loadtest.engine.plan import Block, Cell, deploy, describe_engine, longest_prompt
 from loadtest.engine.pool import EngineProcess, start_engines
 from loadtest.engine.workloads import RequestMaker
-from loadtest.environment import describe_run
+from loadtest.environment import describe_piece
 from loadtest.experiment import BenchFolder, Experiment, Turn, shuffle
 
 from .engine import AUDITED, HELD, POLICY, AlternatingEngine
@@ -31,7 +34,8 @@ Engines = Mapping[str, EngineProcess]
 class Bench(Experiment[Arm, Cell, Engines]):
     """Cells one by one, each on engines that start anew.
 
-    A folder may hold several policies and drafters, each with all its cells.
+    They stay for all rounds of a cell that are missing. A folder may hold several
+    policies and drafters, each with all its cells, measured in one way.
     """
 
     def __init__(
@@ -39,13 +43,15 @@ class Bench(Experiment[Arm, Cell, Engines]):
     ) -> None:
         self._options, self._requests, self._arm = options, requests, options.policy
         self._target = pad(options.target, options.target_parameters)
-        conditions = {"audit": options.audit, "max_tokens": options.max_tokens}
-        conditions["seed"] = options.seed
+        self.rounds = options.rounds
+        names = "audit", "max_tokens", "seed", "blocks", "warm_up_rounds"
+        conditions = {name: getattr(options, name) for name in names}
+        conditions["ways"] = sorted(options.ways)
         super().__init__(folder, conditions, {"target": self._target})
 
     def plan_round(
         self,
-        number: int,  # noqa: ARG002 - there is one
+        number: int,  # noqa: ARG002 - all are alike
     ) -> Iterator[tuple[Sequence[Arm], Sequence[Cell]]]:
         """Yield cells one by one."""
         options = self._options
@@ -53,10 +59,17 @@ class Bench(Experiment[Arm, Cell, Engines]):
         for workload, count in axes:
             yield [self._arm], [Cell(workload, options.temperature, count)]
 
-    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:  # noqa: ARG002
-        """Return cell, policy and drafter."""
-        draft = self._options.draft.name
-        return {"cell": cell.name, "policy": arm.name, "draft": draft}
+    def find_turns(self) -> list[Turn[Arm, Cell]]:
+        """Return one for each cell, of its first round that is missing."""
+        first: dict[Cell, Turn[Arm, Cell]] = {}
+        for turn in super().find_turns():
+            first.setdefault(turn.cells[0], turn)
+        return list(first.values())
+
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:
+        """Return cell, policy, drafter and round."""
+        place = {"cell": cell.name, "policy": arm.name, "round": number}
+        return place | {"draft": self._options.draft.name}
 
     def name_of(self, cell: Cell) -> str:
         """Return the name."""
@@ -68,7 +81,8 @@ class Bench(Experiment[Arm, Cell, Engines]):
         (cell,), plain = turn.cells, Arm(PLAIN)
         arms = [self._arm, *[plain] * (PLAIN in self._options.ways)]
         logs, say = self.folder.folder / "logs", self.progress.say
-        given = arms, self._deploy, logs, say, AlternatingEngine
+        deploy = partial(self._deploy, cell)
+        given = arms, deploy, logs, say, AlternatingEngine
         with start_engines(*given) as engines:
             ours = engines[self._arm]
             up = dict.fromkeys((AUDITED, POLICY, HELD), ours)
@@ -84,31 +98,43 @@ class Bench(Experiment[Arm, Cell, Engines]):
             yield up
 
     def measure_cell(self, turn: Turn[Arm, Cell], cell: Cell, up: Engines) -> None:
-        """Answer blocks in all ways, and keep tokens per second, one for each round.
+        """Answer blocks in all ways, round by round, each of which is kept as it ends.
 
-        Beside them, what the audit reports in the end.
+        Beside tokens per second, what the audit counted in the round, and what it
+        reports of all since its engine's start.
         """
-        (arm,), options, began_s = turn.arms, self._options, time.monotonic()
-        report: dict[str, float] = {}
-        speeds: dict[str, list[float]] = {way: [] for way in WAYS}
-        for number in range(options.rounds):
-            block = self._make(cell, 1, number)
-            for way in shuffle(options.ways, f"{cell.name} {number}"):
+        (arm,), began_s = turn.arms, time.monotonic()
+        for number in range(turn.round, self.rounds + 1):
+            speeds, counts = defaultdict[str, list[float]](list), Counter[str]()
+            report: dict[str, float] = {}
+            for way, block in self._runs(cell, number):
                 found = up[way].ask("run_as", way, block)
-                if way == AUDITED:
-                    report = found["report"]
                 speeds[way].append(found["num_tokens"] / found["seconds"])
-            told = [f"{way} {own[-1]:.1f}" for way, own in speeds.items() if own]
+                counts.update(found.get("counts", {}))
+                report = found.get("report", report)
+            means = {way: statistics.fmean(own) for way, own in speeds.items()}
+            told = [f"{way} {mean:.1f}" for way, mean in means.items()]
+            told += [f"{name} {count:g}" for name, count in counts.items()]
             told += [
                 f"{name} {value:.4g}"
                 for name, value in report.items()
-                if any(part in name for part in ("gain", "audit", "held"))
+                if "gain" in name or "audit" in name
             ]
-            self.progress.say(f"{cell.name} {number + 1}: {', '.join(told)}")
-        row = self.place(turn.round, arm, cell) | {"audit": options.audit}
-        row |= {"rounds": options.rounds, "tokens_per_s": speeds, "report": report}
-        self.folder.append_record(row | describe_run())
+            self.progress.say(f"{cell.name} {number}: {', '.join(told)}")
+            row = self.place(number, arm, cell) | {"engine_start": self.piece}
+            row |= {"tokens_per_s": speeds, "counts": counts, "report": report}
+            self.folder.append_record(row | describe_piece())
         self.progress.advance(cell.name, time.monotonic() - began_s, cell.name)
+
+    def _runs(self, cell: Cell, number: int) -> Iterator[tuple[str, Block]]:
+        """Yield the ways of a round there and back, each time with another block.
+
+        Who answers a block first may be faster by per cents: that falls on all alike.
+        """
+        there = shuffle(self._options.ways, f"{cell.name} {number}")
+        for half, ways in enumerate((there, there[::-1])):
+            block = self._make(cell, 1, 2 * number + half)
+            yield from ((way, block) for way in ways)
 
     def _make(self, cell: Cell, kind: int, number: int) -> Block:
         """Put blocks together; `kind` is 0 while warming up.
@@ -123,13 +149,13 @@ class Bench(Experiment[Arm, Cell, Engines]):
         prompts = tuple(prompt for part in parts for prompt in part.prompts)
         return replace(parts[0], prompts=prompts)
 
-    def _deploy(self, arm: Arm) -> dict[str, Any]:
+    def _deploy(self, cell: Cell, arm: Arm) -> dict[str, Any]:
         options, pair = self._options, (self._target, self._options.draft)
         engine = describe_engine(
             pair,
             num_engines=2,
             length=longest_prompt("mixed") + options.max_tokens + self._arm.max_depth,
-            most=max(options.concurrency),
+            most=cell.concurrency,
         )
         if arm.policy == PLAIN:
             return deploy(self._target, None, arm.settings(), engine)

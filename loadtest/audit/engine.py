@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from loadtest.engine.measurement import measure, subtract
 from loadtest.engine.plan import Block
 from loadtest.engine.worker import ArmEngine
 from policies.audit.audited import AuditedPlanner
-from policies.audit.ledger import Ledger
 from policies.baselines import FixedPlanner
 
 AUDITED: Final = "audited"
@@ -18,7 +18,8 @@ HELD: Final = "held"
 class AlternatingEngine(ArmEngine):
     """Runs blocks of requests under one planner or another.
 
-    Each is told only of its own blocks, so that an audit sees what it is compared with.
+    An audit is in charge of the steady part of its own blocks alone, which is what is
+    measured: it sees what it is compared with, all of it, and nothing else.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -37,19 +38,50 @@ class AlternatingEngine(ArmEngine):
         """Answer requests that come as fast as their places get free.
 
         Returns:
-            Seconds, output tokens, and what the planner reports.
+            Of the steady part seconds and output tokens; of an audit, what `_count`
+            counts in it, and what the audit reports after it.
         """
-        if self._planners:
-            self._engine.wrap_planner(lambda _: self._planners[mode])
-        found = self.answer(block)
-        return {
-            "seconds": found["seconds"],
-            "num_tokens": sum(found["num_tokens"]),
-            "report": (self._engine.snapshot() or {}).get("planner", {}),
-        }
+        audited: Any = self._planners.get(AUDITED)
+        is_audited = mode == AUDITED and isinstance(audited, AuditedPlanner)
+        found: dict[str, Any] = {}
+
+        def on_mark(name: str) -> None:
+            if name == "start" and is_audited:
+                found["counts"] = _count(audited, block.concurrency)
+                self._put_in_charge(AUDITED)
+            elif name == "end" and is_audited:
+                self._put_in_charge(POLICY)
+                audited.pause()
+                now = _count(audited, block.concurrency)
+                found["counts"] = subtract(now, found["counts"])
+                found["report"] = audited.report()
+
+        self._put_in_charge(POLICY if is_audited else mode)
+        steady = measure(self._answer(block, None, on_mark)[0])
+        found |= {"seconds": steady["window_s"], "num_tokens": steady["num_tokens"]}
+        return found
 
     def forget(self) -> None:
-        """Let an audit begin anew, after warming up."""
-        audited = self._planners[AUDITED]
-        if isinstance(audited, AuditedPlanner):
-            audited.ledger, audited.num_unmatched = Ledger(), 0
+        """Let an audit begin anew, after warming up; what is held back stays so."""
+        own = self._planners[AUDITED]
+        if isinstance(own, AuditedPlanner):
+            anew = AuditedPlanner(own.inner, own.schedule, holding=own.holding)
+            self._planners[AUDITED] = anew
+
+    def _put_in_charge(self, mode: str) -> None:
+        if self._planners:
+            self._engine.wrap_planner(lambda _: self._planners[mode])
+
+
+def _count(audited: AuditedPlanner, num_reqs: int) -> dict[str, float]:
+    """Return how many steps there were, drafted or were audited, and were held.
+
+    And how many trials have ended at a load of so many requests.
+    """
+    loads = audited.ledger.total().values()
+    return {
+        "steps": sum(sums.num_steps for sums in loads),
+        "tried": sum(sums.num + sums.num_audited for sums in loads),
+        "held": audited.holding.num_held,
+        "trials": audited.holding.at(num_reqs).num_ended,
+    }

@@ -198,6 +198,17 @@ class AuditedPlanner(Planner):
             load = replace(load, is_held_back=True)
         return self.inner.plan_batch(load)
 
+    def pause(self) -> None:
+        """Settle what can be: another planner is in charge of the steps that follow.
+
+        Between two steps, before these. A block under way is given up, and the steps
+        after the pause are no neighbours of those before it.
+        """
+        self._close_untimed()
+        self.num_unmatched += self._block is not None
+        self._settle(self._neighbours.stop_waiting())
+        self._neighbours, self._block, self._run = Neighbours(), None, 0
+
     def export_state(self) -> dict[str, Any]:
         """Pass on: what was gained here says nothing of another machine."""
         return self.inner.export_state()

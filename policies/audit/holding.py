@@ -55,10 +55,14 @@ class Trial:
     Attributes:
         is_open: Whether this is still open, so that blocks come more often.
         hold_steps: Steps for which depth is held at 0 from now on.
+        num_held: Steps for which it was.
+        num_ended: Trials that have ended, well or not.
     """
 
     is_open: bool = True
     hold_steps: int = 0
+    num_held: int = 0
+    num_ended: int = 0
     _seen: deque[tuple[BlockResult, Loads]] = field(
         default_factory=lambda: deque(maxlen=WINDOWS[-1] + 1)
     )
@@ -92,6 +96,7 @@ class Trial:
                 return
             gains = gain.ratio - PASS_DOUBT * half > 1.0
             if (gains and len(self._seen) > MIN_TRIAL) or len(self._seen) > MAX_TRIAL:
+                self.num_ended += self.is_open
                 self.is_open, self._num_failed = False, 0
             if len(self._seen) <= num_blocks + 1:
                 # A longer window holds no more.
@@ -101,7 +106,9 @@ class Trial:
 
     def spend(self, num_steps: int) -> None:
         """Count steps held."""
-        self.hold_steps = max(0, self.hold_steps - num_steps)
+        num_held = min(self.hold_steps, num_steps)
+        self.hold_steps -= num_held
+        self.num_held += num_held
 
     def _agree(self) -> None:
         """Hold if what little there is says the same as at other loads."""
@@ -126,6 +133,7 @@ class Trial:
     def _hold(self, num_lost: float) -> None:
         steps = max(MIN_HOLD, PAY_BACK * num_lost) * 2.0**self._num_failed
         self.hold_steps = int(min(steps, MAX_HOLD))
+        self.num_ended += self.is_open
         self.is_open = True
         self._num_failed = min(self._num_failed + 1, 16)
         self._seen.clear()
@@ -140,6 +148,11 @@ class Holding:
     """
 
     _trials: dict[int, Trial] = field(default_factory=dict)
+
+    @property
+    def num_held(self) -> int:
+        """Steps held, at all loads."""
+        return sum(trial.num_held for trial in self._trials.values())
 
     def note_block(self, block: BlockResult, loads: Loads) -> None:
         """Weigh a block that drafted nothing; `loads` as in `Trial.note_block`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from policies.audit.audited import AuditedPlanner
+from policies.audit.audited import MIN_RUN, AuditedPlanner
 from policies.audit.block import BlockResult, SeenStep
 from policies.audit.gain import MIN_BLOCKS, estimate_gain
 from policies.audit.holding import Trial
@@ -136,7 +136,22 @@ def test_a_trial_ends_although_the_drafter_drafts_to_one_depth_in_every_step():
     report = audited.report()
     assert report["num_audited_none"] > MIN_BLOCKS
     assert report["speculation_gain_none"] == pytest.approx(engine.gain(0), rel=0.05)
-    assert not audited.holding.at(NUM_REQS).is_open
+    trial = audited.holding.at(NUM_REQS)
+    assert not trial.is_open
+    assert (trial.num_ended, trial.num_held) == (1, 0)
+
+
+def test_a_pause_settles_every_block_and_leaves_no_neighbours_behind():
+    engine, audited = Clockwork(), make_audited(Everything(), share=0.1)
+    num_begun = 0
+    for _ in range(60):
+        engine.run(audited, 37)
+        is_block = np.array(engine.depths[-37:]) != DEPTH
+        assert not is_block[:MIN_RUN].any()
+        num_begun += int((np.diff(is_block.astype(int)) == 1).sum())
+        audited.pause()
+        assert num_begun == len(audited.ledger.blocks) + audited.num_unmatched
+    assert len(audited.ledger.blocks) > MIN_BLOCKS
 
 
 def test_blocks_find_steps_to_compare_with_while_requests_come_and_go():
@@ -215,6 +230,11 @@ def test_a_drafter_that_never_hits_is_held_back_within_a_trial_and_tried_again()
     holds = runs[runs > 1000]
     assert len(holds) >= 2
     assert (np.diff(holds[:2]) > 0).all()
+    trial = audited.holding.at(NUM_REQS)
+    assert len(holds) <= trial.num_ended <= len(holds) + 1
+    # The rest are the steps of blocks.
+    num_held = audited.holding.num_held
+    assert num_held == trial.num_held == pytest.approx((depths == 0).sum(), rel=0.01)
     # All the time it rests, which is what no speculation does.
     assert audited.report()["speculation_held"] in (0.0, 1.0)
 
