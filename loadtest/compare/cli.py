@@ -23,6 +23,7 @@ from loadtest.report.summary import Limits
 
 from .arms import parse_arm
 from .runner import SENT, Runner, Store
+from .stopping import measure_until
 
 PRESETS = load_presets(Path(__file__).with_name("presets.yaml"))
 _DURATION_S = 60.0
@@ -113,12 +114,22 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         parse_objective,
     )
     add("--rounds", type=read_positive, default=3, help="of all arms (default: 3)")
+    add(
+        "--until-half-width",
+        type=float,
+        metavar="WIDTH",
+        help="after every fourth round, stop where the 95 %% intervals of tokens/s of "
+        "our policies over the same under vLLM alone are so narrow",
+    )
     add("--soak", action="store_true", help="fail when the server's processes grow")
+    # None if it is not given, as in what was measured before there was the option.
+    text = "look at the server only before and after runs; Ray's metrics as by default"
+    add("--unwatched", action="store_true", default=None, help=text)
     return parser
 
 
 def _measure(options: argparse.Namespace, store: Store) -> bool:
-    return Runner(options, store).measure(options.minutes)
+    return measure_until(Runner(options, store), store, options)
 
 
 def _report(options: argparse.Namespace, store: Store) -> bool:

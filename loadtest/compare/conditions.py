@@ -15,7 +15,7 @@ from .deployment import find_config
 
 _LEFT_OUT = (
     *("output", "preset", "summary", "restart", "report_only", "minutes"),
-    *("objective", "rounds"),
+    *("objective", "rounds", "until_half_width"),
     *("policies", "arm", "loads", "workloads"),
 )
 """Options that may differ between pieces of one experiment, or are told otherwise."""

@@ -20,16 +20,20 @@ from loadtest.environment import REPO
 from loadtest.result_folder import read_tail
 
 from .arms import Arm
+from .processes import role_of
 
 _START_TIMEOUT_S = 900.0
 _STOP_TIMEOUT_S = 180.0
 _READY = "Ctrl-C stops everything"
 _METRICS = re.compile(r"metrics\s+(http://\S+)")
-_EXPORT_PERIOD_S = 4.0
+EXPORT_PERIOD_S = 4.0
 """Of what we start: every process of Ray exports its metrics, and its agent takes them
 in, so that a short period is felt beside an engine on few cores."""
 
-_OWN_SETTLE_S = _EXPORT_PERIOD_S + 2.0
+RAY_EXPORT_PERIOD_S = 10.0
+"""Ray's own default."""
+
+_OWN_LAG_S = 2.0
 _VLLM_SETTLE_S = 0.5
 """Of a server that exports its metrics at once."""
 
@@ -55,6 +59,7 @@ class Launcher:
     config: str = ""
     settings: Sequence[str] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    export_period_s: float = EXPORT_PERIOD_S
 
     @contextmanager
     def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
@@ -71,8 +76,9 @@ class Launcher:
         log, port = self.logs / f"{arm.file_name}.log", find_free_port()
         say(f"starting {arm.name}; its output goes to {log}")
         # Else the figures of a run could be ten seconds old.
-        period = {"RAY_metrics_report_interval_ms": str(int(1e3 * _EXPORT_PERIOD_S))}
-        with run_logged(self._command(arm, port), log, os.environ | period) as process:
+        period_ms = str(int(1e3 * self.export_period_s))
+        env = os.environ | {"RAY_metrics_report_interval_ms": period_ms}
+        with run_logged(self._command(arm, port), log, env) as process:
             yield self._wait_until_ready(arm, process, port, log)
 
     def _command(self, arm: Arm, port: int) -> list[str]:
@@ -90,7 +96,10 @@ class Launcher:
         self, arm: Arm, process: subprocess.Popen[bytes], port: int, log: Path
     ) -> Deployment:
         endpoint = Endpoint(f"http://127.0.0.1:{port}", self.headers)
-        is_ours = arm.command is None and not arm.is_plain_vllm
+        is_ours = not arm.is_plain_vllm
+        if arm.command is not None:
+            # One of our servers answers before all its fronts are there.
+            is_ours = role_of(arm.command) == "up"
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while True:
             text = log.read_text(errors="replace")
@@ -103,7 +112,8 @@ class Launcher:
         if not is_ours:
             return _describe(endpoint, process.pid)
         pages = tuple(_METRICS.findall(text))
-        return Deployment(endpoint, pages, _OWN_SETTLE_S, process.pid)
+        settle_s = self.export_period_s + _OWN_LAG_S
+        return Deployment(endpoint, pages, settle_s, process.pid)
 
 
 def _describe(endpoint: Endpoint, pid: int | None) -> Deployment:

@@ -1,7 +1,8 @@
-"""A deployment's processes by role: memory, file descriptors, threads; victims."""
+"""A deployment's processes by role: memory, descriptors, threads, CPU; victims."""
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -13,18 +14,30 @@ _ROLES = (
     ("VLLM::Worker", "worker"),
     ("ServeController", "controller"),
     ("ProxyActor", "proxy"),
+    ("HAProxy", "proxy"),
+    ("haproxy", "proxy"),
     ("TetrisFront", "front"),
     ("grammar_trial", "grammars"),
     ("ServeReplica", "replica"),
     ("ray::IDLE", "idle Ray worker"),
     ("raylet/raylet", "raylet"),
     ("gcs_server", "gcs"),
+    ("TelemetryAgent", "telemetry"),
     ("Agent", "Ray agents"),
     ("dashboard", "dashboard"),
+    ("ray/_private/log_monitor", "Ray monitors"),
+    ("ray/autoscaler/_private/monitor", "Ray monitors"),
     ("vllm.entrypoints", "server"),
     ("vllm serve", "server"),
+    ("VLLM::APIServer", "server"),
 )
 _OTHER = "other"
+ENGINE_ROLES = frozenset({"engine", "worker"})
+RAY_ROLES = frozenset(
+    {"raylet", "gcs", "Ray agents", "Ray monitors", "dashboard", "idle Ray worker"}
+)
+"""Ray's own daemons: they take their time also where nobody asks."""
+
 HOST = "host"
 VICTIMS = {
     "engine": ("engine",),
@@ -96,3 +109,17 @@ def sample(pid: int) -> list[dict[str, Any]]:
         counts["memory_mib"] = round((memory.rss - memory.shared) / 2**20, 2)
         row |= {name: row.get(name, 0) + count for name, count in counts.items()}
     return [*by_role.values()]
+
+
+CpuTimes = dict[psutil.Process, tuple[str, float]]
+"""Role of each process, and the seconds of CPU time that it has taken so far."""
+
+
+def read_cpu_times(pid: int) -> CpuTimes:
+    """Return the CPU time of everything that descends from a process."""
+    found: CpuTimes = {}
+    for role, process in find_processes(pid):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            times = process.cpu_times()
+            found[process] = role, times.user + times.system
+    return found

@@ -21,7 +21,8 @@ from loadtest.report.summary import Limits, Targets, summarise
 
 from .arms import Arm
 from .conditions import describe_conditions, find_models
-from .deployment import Deployment, Launcher
+from .cpu import summarise_cpu, watch_cpu
+from .deployment import EXPORT_PERIOD_S, RAY_EXPORT_PERIOD_S, Deployment, Launcher
 from .locust_process import run_locust
 from .scrape import scrape, summarise_server
 
@@ -67,7 +68,9 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         self._logs = store.folder / "logs"
         self._cells = list(itertools.product(options.workloads, options.loads))
         headers = read_header(options.header)
-        self._launcher = Launcher(self._logs, options.config, options.set, headers)
+        period_s = RAY_EXPORT_PERIOD_S if options.unwatched else EXPORT_PERIOD_S
+        given = self._logs, options.config, options.set, headers, period_s
+        self._launcher = Launcher(*given)
         is_ours = any(arm.policy for arm in options.arms)
         models = find_models(options.config, options.set) if is_ours else {}
         super().__init__(store, describe_conditions(options), models)
@@ -108,12 +111,16 @@ class Runner(Experiment[Arm, Cell, Deployment]):
                     time.sleep(deployment.settle_s)
             yield deployment
 
+    def _records_of(self, run_id: str) -> Path:
+        folder = self._store.folder.absolute() / "records"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{run_id}.jsonl"
+
     def _send(
         self, up: Deployment, run_id: str, processes: int = 1, **changes: Any
     ) -> Path:
         """Put load on a deployment; return the records of all requests."""
-        records = self._store.folder.absolute() / "records" / f"{run_id}.jsonl"
-        records.parent.mkdir(exist_ok=True)
+        records = self._records_of(run_id)
         changes |= {"host": up.endpoint.url, "run_id": run_id, "records": str(records)}
         run_locust(
             replace(self._sent, **changes),
@@ -128,10 +135,17 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         options, (arm,), (workload, load) = self._options, turn.arms, cell
         cell_name, began_s = self.name_of(cell), time.monotonic()
         name = f"{turn.round}-{Path(workload).name}-{load.name}-{arm.name}"
-        with scrape(up, samples_processes=options.soak) as seen:
+        run_id = re.sub(r"[^\w.=-]", "_", name)
+        ends_s = options.lead_in, options.duration
+        with (
+            scrape(
+                up, samples_processes=options.soak, only_at_ends=options.unwatched
+            ) as seen,
+            watch_cpu(up.pid, self._records_of(run_id), ends_s) as looks,
+        ):
             records = self._send(
                 up,
-                re.sub(r"[^\w.=-]", "_", name),
+                run_id,
                 options.processes,
                 load=load.name,
                 workload=workload,
@@ -149,6 +163,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
             "epoch_s": read.epoch_s,
             "sending_s": options.duration,
             **self._summarise(read, load.is_open),
+            **summarise_cpu(looks, read),
             "failed_requests": [
                 place | {name: getattr(outcome, name) for name in _OF_FAILURES}
                 for outcome in read.outcomes
@@ -209,6 +224,8 @@ def _say(run: Mapping[str, Any]) -> str:
     words = [f"{run['output_tokens_per_s']:.0f} tokens/s"]
     if run["ttft_p50_ms"] is not None:
         words.append(f"TTFT {run['ttft_p50_ms']:.0f} ms")
+    if run["cpu_ms_per_token"] is not None:
+        words.append(f"CPU {run['cpu_ms_per_token']:.3f} ms a token")
     words += [f"{count} {kind}" for kind, count in run["failures"].items()]
     if not run["is_valid"]:
         words.append("INVALID, " + "; ".join(run["invalid_because"]))

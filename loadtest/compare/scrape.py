@@ -227,8 +227,12 @@ def scrape(
     *,
     samples_processes: bool = False,
     looks_per_page: int = _LOOKS_PER_PAGE,
+    only_at_ends: bool = False,
 ) -> Iterator[Seen]:
-    """Follow a server while a block runs; what its counters show first is zero."""
+    """Follow a server while a block runs; what its counters show first is zero.
+
+    With `only_at_ends` it is left alone in between.
+    """
     seen = Seen(deployment)
     pid = deployment.pid if samples_processes else None
 
@@ -236,7 +240,8 @@ def scrape(
         seen.look(reads_pages=len(seen.timeline) % looks_per_page == 0, pid=pid)
 
     look()
-    with repeat(look, _PERIOD_S) as stop:
+    period_s = threading.TIMEOUT_MAX if only_at_ends else _PERIOD_S
+    with repeat(look, period_s) as stop:
         yield seen
         # When exporters have caught up.
         stop.wait(deployment.settle_s if deployment.metrics_urls else 0.0)

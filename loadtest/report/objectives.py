@@ -109,7 +109,8 @@ def _judge(objective: Objective, row: Row) -> Verdict:
     metric, note, found = objective.metric, "", row[objective.metric]
     if isinstance(found, Mapping):
         found = found["median"]
-    has_time = metric.endswith(("_ms", "_per_s")) or metric.startswith("goodput")
+    has_time = "_ms" in metric or metric.endswith("_per_s")
+    has_time |= metric.startswith("goodput")
     has_tokens = "token" in metric or metric.startswith(("tpot", "goodput"))
     if has_time and not row["is_valid"]:
         note = "the client was the limit"

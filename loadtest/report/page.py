@@ -14,7 +14,7 @@ from loadtest.result_folder import ResultFolder
 
 from . import figures
 from .objectives import Objective, judge, judge_soak, pair_arms
-from .rows import COMPARED, make_ratios, make_rows
+from .rows import COMPARED, CPU_METRICS, make_ratios, make_rows
 from .summary import Limits, Targets
 
 Run = Mapping[str, Any]
@@ -56,7 +56,7 @@ def write_page(
         settings=results["settings"],
         default_limits=asdict(Limits()),
         cells=[
-            (cell, _of(cell, rows), _of(cell, pairs))
+            (cell, _of(cell, rows), _of(cell, pairs), _tell_cpu(_of(cell, rows)))
             for cell in dict.fromkeys(map(_cell, rows))
         ],
         compared=[*COMPARED],
@@ -74,6 +74,17 @@ def _cell(row: Run) -> str:
 
 def _of(cell: str, rows: Sequence[Run]) -> list[Run]:
     return [row for row in rows if _cell(row) == cell]
+
+
+def _tell_cpu(rows: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return each arm's CPU time, in all and by role; nothing if none was measured."""
+    roles = sorted({role for row in rows for role in row["cpu_ms_per_token_by_role"]})
+    return [
+        {name: row[name] for name in ("arm", *CPU_METRICS)}
+        | {role: row["cpu_ms_per_token_by_role"].get(role) for role in roles}
+        for row in rows
+        if roles
+    ]
 
 
 def _describe_origin(results: Mapping[str, Any]) -> str:

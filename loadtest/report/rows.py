@@ -12,15 +12,20 @@ from loadtest.intervals import compare, spread
 Run = Mapping[str, Any]
 
 _CELL = ["workload", "load"]
+
+CPU_METRICS = tuple(f"{who}cpu_ms_per_token" for who in ("", "engine_", "ray_"))
+"""Of all processes but engines and Ray's daemons; of engines; of Ray's daemons."""
+
 COMPARED = (
     *("output_tokens_per_s", "goodput_per_s", "requests_per_s"),
-    *("ttft_p50_ms", "tpot_p50_ms", "e2e_p50_ms"),
+    *("ttft_p50_ms", "tpot_p50_ms", "e2e_p50_ms", CPU_METRICS[0]),
 )
 _SPREAD = (
     *("output_tokens_per_s", "input_tokens_per_s", "requests_per_s"),
     *("goodput_per_s", "goodput_share", "mean_in_flight"),
     *(f"{m}_p{p}_ms" for m in ("ttft", "itl", "tpot", "e2e") for p in (50, 95, 99)),
     *("cached_share", "client_cpu", "client_lag_ms", "send_lag_p99_ms", "machine_cpu"),
+    *CPU_METRICS,
 )
 _COUNTS = (
     *("num_requests", "num_ok", "num_sent"),
@@ -43,7 +48,7 @@ def make_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Runs that the client spoilt stay in, and mark their row.
     """
-    groups = pd.DataFrame(runs).groupby([*_CELL, "arm"], sort=False)
+    groups = _to_table(runs).groupby([*_CELL, "arm"], sort=False)
     return [
         {"arm": arm, "workload": workload, "load": load, **_make_row(own)}
         for (workload, load, arm), own in groups
@@ -56,7 +61,7 @@ def make_ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
     Where a round of either has no figure, or nothing got through, there is no ratio:
     one of the other rounds alone would hide it.
     """
-    frame, ratios = pd.DataFrame(runs), []
+    frame, ratios = _to_table(runs), []
     arms = frame["arm"].unique()
     for cell, of_cell in frame.groupby(_CELL, sort=False):
         # Rounds that only one of two has had so far come in pieces.
@@ -71,6 +76,13 @@ def make_ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
                     place |= dict(zip(_CELL, cell, strict=True))
                     ratios.append(place | compare(both[ours], both[theirs]))
     return ratios
+
+
+def _to_table(runs: Sequence[Run]) -> pd.DataFrame:
+    table = pd.DataFrame(runs)
+    # Runs of before the figures were taken have none.
+    more = [*CPU_METRICS, "cpu_ms_per_token_by_role"]
+    return table.reindex(columns=table.columns.union(more, sort=False))
 
 
 def _make_row(own: pd.DataFrame) -> dict[str, Any]:
@@ -100,10 +112,16 @@ def _make_row(own: pd.DataFrame) -> dict[str, Any]:
         },
         **{name: _known(value) for name, value in counts.items()},
         "acceptance_length": spread(server["acceptance_length"].dropna()),
+        "cpu_ms_per_token_by_role": _median_by_role(own["cpu_ms_per_token_by_role"]),
     }
     # Of all rounds together: a median would hide the one in which requests were lost.
     row["failure_rate"] = row["num_failed"] / max(1, row["num_sent"])
     return row
+
+
+def _median_by_role(rounds: pd.Series) -> dict[str, float]:
+    table = pd.DataFrame([by_role for by_role in rounds.dropna() if by_role])
+    return {str(k): float(v) for k, v in table.fillna(0.0).median().items()}
 
 
 def _known(value: Any) -> float | None:

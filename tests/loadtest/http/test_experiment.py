@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import pytest
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import read_records
-from loadtest.compare.arms import parse_arm
+from loadtest.compare.arms import Arm, parse_arm
 from loadtest.compare.cli import PRESETS, main, parse_options
-from loadtest.compare.deployment import Launcher
-from loadtest.compare.runner import make_load_options
+from loadtest.compare.deployment import RAY_EXPORT_PERIOD_S, Launcher
+from loadtest.compare.runner import Runner, Store, make_load_options
+from loadtest.compare.stopping import measure_until
 from loadtest.load.arrivals import arrival_times, parse_load
+from loadtest.report.rows import COMPARED, make_ratios
 
 from .stand_in_server import (
     CLOSE,
@@ -246,3 +248,56 @@ def test_presets_are_experiments(tmp_path, preset):
     assert options.arms
     assert options.soak is (preset == "soak")
     assert make_load_options(options).duration >= 15
+
+
+class Rounds(Runner):
+    """Stands in for a runner: ours is as fast as vLLM's, give or take some percent."""
+
+    def __init__(self, store: Store, arms: Sequence[Arm], noise: float) -> None:
+        self.asked = list[int]()
+        self._store, self._arms, self._noise = store, arms, noise
+
+    def measure(self, minutes: float | None = None) -> bool:
+        assert minutes is None
+        begin = 1 + (self.asked[-1] if self.asked else 0)
+        self.asked.append(self.rounds)
+        figures = dict.fromkeys(COMPARED, 1.0)
+        place = {"workload": "mixed", "load": "closed:1"}
+        for number in range(begin, self.rounds + 1):
+            for arm in self._arms:
+                off = self._noise * (-1) ** number * (not arm.is_plain_vllm)
+                own = {"output_tokens_per_s": 100 * (1 + off), "arm": arm.name}
+                self._store.append_record(figures | place | own | {"round": number})
+        return True
+
+
+@pytest.mark.parametrize(
+    ("noise", "more", "asked"),
+    [
+        (0.01, [], [4]),
+        # Half-widths: t times .05 over the root of the rounds less one.
+        (0.05, [], [4, 8, 12, 16]),
+        (0.2, [], [4, 8, 12, 16, 20, 24]),
+        (0.2, ["--rounds=6"], [4, 6]),
+        (0.2, ["--rounds=2"], [2]),
+    ],
+)
+def test_overhead_stops_when_the_ratios_of_ours_over_vllms_are_known(
+    tmp_path, noise, more, asked
+):
+    given = ["--output", str(tmp_path), "--preset", "overhead", *more]
+    options, store = parse_options(given), Store(tmp_path)
+    runner = Rounds(store, options.arms, noise)
+    assert measure_until(runner, store, options)
+    assert runner.asked == asked
+    ratios = make_ratios(store.runs())
+    assert {("ours", "vllm"), ("ours2", "vllm2")} <= {
+        (one["arm"], one["against"]) for one in ratios
+    }
+
+
+def test_the_overhead_is_measured_with_nobody_looking_and_rays_own_period(tmp_path):
+    options = parse_options(["--output", str(tmp_path), "--preset", "overhead"])
+    assert options.unwatched
+    runner = Runner(options, Store(tmp_path))
+    assert runner._launcher.export_period_s == RAY_EXPORT_PERIOD_S

@@ -179,6 +179,8 @@ def runs() -> list[dict[str, Any]]:
             run = figures(STEADY) | {"round": number, "arm": arm, "workload": "mixed"}
             run |= {"load": "closed:4", "level": 4.0, "is_open": False}
             run |= {"started_s": float(number), "output_tokens_per_s": speed * factor}
+            run |= {"cpu_ms_per_token": 0.1 * factor}
+            run |= {"cpu_ms_per_token_by_role": {"front": 0.1, "engine": number}}
             counters = {"tetris_drafts_total": 10.0}
             counters["tetris_draft_tokens_verified_total"] = 20.0
             counters["tetris_draft_tokens_accepted_total"] = 15.0
@@ -204,9 +206,17 @@ def test_rows_give_the_spread_over_rounds_and_ratios_compare_within_them():
         for name in (*FIGURES, *COMPARED):
             value = row[name]["median"] if isinstance(row[name], dict) else row[name]
             assert value is None or isinstance(value, int | float)
+    assert tetris["cpu_ms_per_token_by_role"] == {"front": 0.1, "engine": 1.5}
     [ratio] = [r for r in make_ratios(runs()) if r["metric"] == "output_tokens_per_s"]
     assert (ratio["arm"], ratio["against"]) == ("tetris", "none")
     assert ratio["ratio"] == pytest.approx(1.25)
+
+
+def test_runs_of_before_there_was_cpu_time_are_read():
+    old = [{k: v for k, v in run.items() if "cpu_ms" not in k} for run in runs()]
+    none, _ = make_rows(old)
+    assert (none["cpu_ms_per_token"], none["cpu_ms_per_token_by_role"]) == (None, {})
+    assert "cpu_ms_per_token" not in {ratio["metric"] for ratio in make_ratios(old)}
 
 
 def test_a_round_in_which_nothing_was_answered_is_not_hidden_by_the_others():
@@ -234,6 +244,8 @@ def test_a_round_in_which_nothing_was_answered_is_not_hidden_by_the_others():
         ("tetris@output_tokens_per_s>=130", [True]),
         ("tetris/none@output_tokens_per_s>=1.2", [True]),
         ("none/tetris@output_tokens_per_s>=0.95", [False]),
+        ("tetris/none@cpu_ms_per_token<=1.3", [True]),
+        ("tetris/none@cpu_ms_per_token<=1.2", [False]),
         ("num_failed<=0", [True, True]),
         ("tetris@acceptance_length>=2", [True]),
         ("none@acceptance_length>=1", [False]),
@@ -298,6 +310,7 @@ def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path):
         page = write_page(store, kept, write_results(store, kept, [])).read_text()
         [pair] = [line for line in page.splitlines() if ">tetris/none<" in line]
         assert pair.endswith(f'<td class="{mark}</td></tr>')
+        assert "<th>front</th>" in page
         origin = "Abacus, 2 cores, 8 GiB; target demo (0123456789ab); 32 requests"
         assert origin in page
 

@@ -67,7 +67,7 @@ def test_one_page_of_two_is_no_figure_of_the_whole():
 
 
 def test_an_outage_is_a_time_without_replicas(server):
-    with scrape(Deployment(Endpoint(server.url))) as seen:
+    with scrape(Deployment(Endpoint(server.url)), only_at_ends=True) as seen:
         server.replicas = 0
     summary = summarise_server(seen.counters, seen.timeline)
     assert [point["replicas"] for point in seen.timeline] == [1, 0]
