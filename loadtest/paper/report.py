@@ -43,21 +43,28 @@ def write_report(store: BenchFolder) -> None:
     results = store.write_results(found)
     runs = [{k: one[k] for k in RUN} | measure_run(one) for one in records]
     store.write("runs.csv", pd.DataFrame(runs).to_csv(index=False))
-    groups = itertools.groupby(results["rows"], operator.itemgetter(*CELL))
-    cells = {f"{name}, batch cap {cap}": [*own] for (name, cap), own in groups}
-    page = render_results(
+    store.write("results.md", render(results))
+    source = describe_source(results["environment"])
+    _draw(_by_cell(results), source, store.folder / "results.png")
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """Return the page of what `results.json` holds."""
+    return render_results(
         Path(__file__).parent,
         results,
         verdicts_table=to_table(_tabulate_verdicts(results["verdicts"])),
         tables={
             title: [to_table(one) for one in _tabulate(own)]
-            for title, own in cells.items()
+            for title, own in _by_cell(results).items()
         },
         missing=list_missing(results["settings"]),
     )
-    store.write("results.md", page)
-    source = describe_source(results["environment"])
-    _draw(cells, source, store.folder / "results.png")
+
+
+def _by_cell(results: Mapping[str, Any]) -> dict[str, list[Record]]:
+    groups = itertools.groupby(results["rows"], operator.itemgetter(*CELL))
+    return {f"{name}, batch cap {cap}": [*own] for (name, cap), own in groups}
 
 
 def _tabulate_verdicts(verdicts: Sequence[Record]) -> Iterator[list[str]]:
