@@ -133,13 +133,11 @@ def _tabulate(rows: Sequence[Record]) -> Iterator[list[list[str]]]:
     if windows:
         most = max(map(len, windows.values()))
         heads = ["drafts accepted in a row, % of drafts", *map(str, range(most))]
-        shares = {
-            arm: [f"{100 * share:.0f}" for share in own] for arm, own in windows.items()
-        }
-        yield [
-            heads,
-            *([arm, *own, *[""] * (most - len(own))] for arm, own in shares.items()),
+        lines = [
+            [arm, *(f"{100 * share:.0f}" for share in own), *[""] * (most - len(own))]
+            for arm, own in windows.items()
         ]
+        yield [heads, *lines]
 
 
 def _draw(cells: Mapping[str, Sequence[Record]], title: str, path: Path) -> None:

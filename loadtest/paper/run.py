@@ -12,8 +12,8 @@ from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.engine.plan import Block, deploy, describe_engine
-from loadtest.engine.pool import start_engines
-from loadtest.engine.run import Engines, SideBySide
+from loadtest.engine.pool import EngineProcess, start_engines
+from loadtest.engine.run import SideBySide
 from loadtest.engine.workloads import RequestMaker
 from loadtest.environment import digest_code
 from loadtest.experiment import BenchFolder, Turn, shuffle
@@ -33,6 +33,9 @@ _CODE = (
     *("loadtest/engine/worker.py", "loadtest/engine/loop.py", "loadtest/experiment.py"),
     *("loadtest/paper/grid.py", "loadtest/paper/run.py"),
 )
+
+
+Engines = Mapping[Method, EngineProcess]
 
 
 @dataclass(frozen=True, slots=True)

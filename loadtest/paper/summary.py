@@ -1,6 +1,7 @@
 """From runs to the paper's figures."""
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,7 +94,9 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
     for cell, own in _measure(records).groupby(CELL, sort=False):
         speeds = own.pivot(index="start", columns="arm", values="tokens_per_s")
         rivals, fixed = _find_rivals(speeds)
-        for arm, runs in own.groupby("arm", sort=False):
+        # Arms are measured in another order each time.
+        own = own.assign(place=own["arm"].map(_place_of))
+        for arm, runs in own.sort_values("place").groupby("arm", sort=False):
             stages = pd.DataFrame([one or {} for one in runs["stages_ms"]]).sum()
             windows = pd.DataFrame(map(_count_windows, runs["counters"])).sum()
             over_best = over_sd = None
@@ -178,6 +181,13 @@ def _level(own: Table, figure: str) -> Table:
     table = table.sub(table[rivals].mean(axis=1), axis=0)
     runs = own.drop_duplicates("start").set_index("start")["run"]
     return np.exp(table.groupby(runs).mean()).dropna()
+
+
+def _place_of(arm: str) -> tuple[int, list[int]]:
+    """Return where an arm stands in tables: as in `make_arms`, by its numbers."""
+    kinds = ("none", "SD", "DSD", "TETRIS", "DSD+TETRIS", "ours")
+    kind, *_ = arm.split()
+    return kinds.index(kind), [int(number) for number in re.findall(r"\d+", arm)]
 
 
 def _count_windows(counted: Record | None) -> list[int]:
