@@ -126,7 +126,7 @@ def score_tokens(law: "torch.Tensor", ids: Sequence[int]) -> tuple[float, float]
     chances = law.exp()
     means = (chances * law).sum(dim=-1)
     variances = (chances * law**2).sum(dim=-1) - means**2
-    scores = law[range(len(ids)), list(ids)] - means
+    scores = law[list(range(len(ids))), list(ids)] - means
     return float(scores.sum()), float(variances.sum())
 
 
