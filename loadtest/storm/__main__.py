@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import itertools
+import json
 import sys
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.compare.arms import parse_arm
-from loadtest.compare.deployment import Deployment, Launcher
+from loadtest.compare.deployment import Deployment, Launcher, find_config
 from loadtest.compare.processes import HOST, VICTIMS
 from loadtest.compare.scrape import scrape
 from loadtest.environment import describe_run
@@ -23,6 +24,8 @@ from .cases import make_cases
 from .hosts import Hosts
 from .judge import Judge, describe_stalls
 from .killer import kill_in_turn
+from .law import draw_next, find_replayed, find_target, judge_law
+from .replays import find_logs, read_replays
 from .streams import run_streams
 
 _FLEET = (
@@ -33,7 +36,7 @@ _say = partial(print, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; the status is 1 if a stream failed or was corrupted."""
+    """Run it; the status is 1 if a stream failed or was wrong, or if it broke off."""
     options = _parse(arguments)
     folder = BenchFolder(options.output)
     settings = [*_FLEET, *options.set]
@@ -41,21 +44,28 @@ def main(arguments: list[str] | None = None) -> int:
     hosts = Hosts(logs, options.config, settings) if has_hosts else None
     fleet = hosts or Launcher(logs, options.config, settings)
     try:
+        if folder.read_json("results.json") is not None:
+            raise LoadTestError(f"--output {options.output} holds a storm already")
         with interruptible(), fleet.run(parse_arm(options.policy), _say) as deployment:
-            results = asyncio.run(_play(options, deployment, hosts))
+            results = asyncio.run(_play(options, deployment, hosts, folder))
+            folder.write_json("results.json", results)
     except LoadTestError as error:
         _say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
         _say("stopped; nothing is kept")
         return 130
-    folder.write_json("results.json", results)
     streams = results["streams"]
-    _say(f"streams: {streams}; replays: {results['replays']}")
-    for kind, stall in results["stalls"].items():
-        _say(f"still after {kind}: {stall}")
+    _say(f"streams: {streams}; {results['replayed_streams']} of them were replayed")
+    for kind, stalls in results["stalls"].items():
+        for of, stall in stalls.items():
+            _say(f"still after {kind}, {of}: {stall}")
+    _say(f"law of replayed streams at temperature 1: {results['law']}")
+    if results["incomplete"]:
+        _say(f"incomplete: {results['incomplete']}")
     _say(f"results are in {options.output}")
-    return int(bool(streams.get("failed") or streams.get("corrupted")))
+    bad = streams.get("failed"), streams.get("corrupted"), results["incomplete"]
+    return int(any(bad) or not results["law"]["holds"])
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -64,14 +74,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Starts a deployment of two fronts and two replicas, notes the "
         "answers to a set of requests, then asks again and again while one process "
         "after another is killed, and compares. In float32 and at temperature 0 every "
-        "token has to be the same.",
+        "token has to be the same, and so must usage, finish reasons and log "
+        "probabilities; at temperature 1 tokens have to follow the model's law.",
     )
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="for results.json")
+    add("--output", type=Path, required=True, metavar="DIR", help="a new folder")
     add("--config", default="configs/tiny.yaml", help="deployment file")
     add("--policy", default="goodput:8", help="e.g. none, fixed:3, goodput:8")
     add("--set", action="append", default=[], help="e.g. http.fronts.max=3")
-    add("--in-flight", type=int, default=16, help="streams at a time")
+    add("--in-flight", type=int, default=32, help="streams at a time")
     add("--streams", type=int, default=1000, help="fewest in all")
     add("--prompts", type=int, default=63, help="different requests")
     add(
@@ -81,49 +92,75 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="default: all but host, for which two hosts are made, as root",
     )
     parser.set_defaults(kills=[kind for kind in VICTIMS if kind != HOST])
-    add("--each", type=int, default=10, help="kills of each kind")
+    add("--each", type=int, default=12, help="kills of each kind")
     add("--seed", type=int, default=0, help="of victims and moments")
     return parser.parse_args(arguments)
 
 
 async def _play(
-    options: argparse.Namespace, deployment: Deployment, hosts: Hosts | None
+    options: argparse.Namespace,
+    deployment: Deployment,
+    hosts: Hosts | None,
+    folder: BenchFolder,
 ) -> dict[str, Any]:
     endpoint, kinds = deployment.endpoint, options.kills * options.each
+    assert deployment.pid is not None  # We have started it.
+    logs = find_logs(deployment.pid)
     cases = make_cases(options.prompts)
     server = endpoint.url, endpoint.find_model()
     ask = partial(run_streams, *server)
     _say(f"noting the answers to {len(cases)} requests")
     # Twice: what is compiled on the way must not be what is compared with.
-    for _ in range(2):
-        undisturbed = await ask(cases, options.in_flight)
-    broken = [one.error for one in undisturbed if not one.is_whole]
-    if broken:
-        raise LoadTestError(f"{len(broken)} fail undisturbed, e.g. {broken[0]}")
-    began_s = time.monotonic()
+    for noted in (cases, [case.with_ties() for case in cases]):
+        undisturbed = await ask(noted, options.in_flight)
+        broken = [one.error for one in undisturbed if not one.is_whole]
+        if broken:
+            raise LoadTestError(f"{len(broken)} fail undisturbed, e.g. {broken[0]}")
+    began_s, kills = time.monotonic(), list[dict[str, Any]]()
     # Often: what dies takes its counts along.
     with scrape(deployment, looks_per_page=1) as seen:
         killing = asyncio.create_task(
-            kill_in_turn(deployment, kinds, options.seed, _say, hosts)
+            kill_in_turn(deployment, kinds, options.seed, _say, kills, hosts)
         )
         numbered = enumerate(itertools.cycle(cases))
         asked = itertools.takewhile(
             lambda one: one[0] < options.streams or not killing.done(), numbered
         )
         streams = await ask((case for _, case in asked), options.in_flight)
-        kills = await killing
+        # What there is by then counts, whatever ended the killing.
+        (problem,) = await asyncio.gather(killing, return_exceptions=True)
         lasted_s = time.monotonic() - began_s
-    judge = Judge(*server, undisturbed, may_cut="front" in options.kills)
+    replays = read_replays(logs)
+    kept = [
+        one.record(began_s) | {"replays": replays.get(one.request_id)}
+        for one in (*undisturbed, *streams)
+    ]
+    folder.write("streams.jsonl", "".join(f"{json.dumps(one)}\n" for one in kept))
+    front_kills_s = [one["at_s"] for one in kills if one["kind"] == "front"]
+    judge = Judge(undisturbed, front_kills_s)
     for stream in streams:
-        await asyncio.to_thread(judge.judge, stream)
+        judge.judge(stream)
+    law: dict[str, Any] = {}
+    try:
+        law = await asyncio.to_thread(
+            judge_law,
+            find_replayed(streams, kills, replays),
+            partial(draw_next, *server),
+            find_target(find_config(options.config)),
+        )
+    except Exception as error:
+        problem = problem or error
     return {
         "requests": len(streams),
         "streams": dict(judge.counts),
+        "replayed_streams": sum(replays.get(one.request_id, 0) > 0 for one in streams),
+        "incomplete": None if problem is None else str(problem) or repr(problem),
         "kinds": dict(Counter(stream.case.kind for stream in streams)),
         "examples": judge.examples,
+        "law": law,
         "replays": seen.counters.get("tetris_replays_total", 0),
         "tokens_recomputed": seen.counters.get("tetris_replayed_tokens_total", 0),
-        "stalls": describe_stalls(streams, kills),
+        "stalls": describe_stalls(streams, kills, replays),
         "kills": [one | {"at_s": round(one["at_s"] - began_s, 2)} for one in kills],
         "lasted_s": round(lasted_s, 1),
         "settings": vars(options) | {"output": str(options.output)},

@@ -1,11 +1,12 @@
 """What became of streams: whole and equal, forgiven, corrupted, failed."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import heapq
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-import httpx
-import pandas as pd
+import numpy as np
 
 from .cases import Case
 from .streams import Stream
@@ -13,6 +14,9 @@ from .streams import Stream
 NEAR_TIE: Final = 1e-4
 """Of the two likeliest tokens' log probabilities: float32 cannot tell them apart in
 batches of another shape."""
+
+_CUT_WITHIN_S: Final = 10.0
+"""What its front takes along breaks at once; whatever breaks later broke by itself."""
 
 _MAX_EXAMPLES: Final = 20
 
@@ -22,77 +26,102 @@ class Judge:
 
     Attributes:
         counts: Streams by what became of them: `equal`, `forgiven` (they part where
-            the target's likeliest tokens tie), `whole` (sampled: nothing to compare
-            with), `corrupted`, `failed`, `cut` (their front was killed).
+            the target's likeliest tokens tie), `whole` (sampled: only counted),
+            `corrupted`, `failed`, `cut` (a front was killed meanwhile).
         examples: Of what failed, was corrupted or forgiven, a few.
     """
 
     def __init__(
-        self, url: str, model: str, undisturbed: Iterable[Stream], *, may_cut: bool
+        self, undisturbed: Iterable[Stream], front_kills_s: Collection[float]
     ) -> None:
-        """Know what is right: one undisturbed stream of every case.
+        """Know what is right: one undisturbed stream of every case, which tells ties.
 
-        The server is asked about ties; `may_cut` if the storm breaks connections.
+        And when fronts were killed, monotonic.
         """
-        self._url, self._model, self._may_cut = url, model, may_cut
         self._right: Mapping[Case, Stream] = {one.case: one for one in undisturbed}
+        self._front_kills_s = front_kills_s
         self.counts: Counter[str] = Counter()
         self.examples: list[dict[str, Any]] = []
 
-    def judge(self, stream: Stream) -> None:
-        """Count what became of a stream."""
+    def judge(self, stream: Stream) -> str:
+        """Count what became of a stream, and return it."""
         what, why = self._compare(stream)
         self.counts[what] += 1
         if why and len(self.examples) < _MAX_EXAMPLES:
             example = {"what": what, "kind": stream.case.kind, "why": why}
             self.examples.append(example)
+        return what
 
     def _compare(self, stream: Stream) -> tuple[str, str]:
         if stream.error is not None:
-            is_cut = stream.is_cut and self._may_cut
-            return "cut" if is_cut else "failed", stream.error
-        if not stream.case.is_greedy:
-            return "whole", ""
+            return "cut" if self._is_cut(stream) else "failed", stream.error
         right = self._right[stream.case]
-        if stream.token_ids == right.token_ids and stream.text == right.text:
+        if not stream.case.is_greedy:
+            num_tokens = sum(map(len, stream.token_ids.values()))
+            if num_tokens == stream.num_tokens == right.num_tokens:
+                return "whole", ""
+            return "corrupted", f"{num_tokens} tokens, {stream.num_tokens} by usage"
+        what = stream.differs_from(right)
+        if what is None:
             return "equal", ""
-        ids, known = stream.token_ids[0], right.token_ids[0]
-        pairs = enumerate(zip(ids, known, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(known)))
-        gap = self._gap(stream.case, known[:at])
-        why = f"parts at token {at} of {len(known)}, likeliest two {gap:.1e} apart"
-        return "forgiven" if gap < NEAR_TIE else "corrupted", why
+        if what != "token_ids":
+            return "corrupted", f"{what} differ"
+        parting = [
+            _part(stream.token_ids.get(index, []), known, right.leads.get(index, []))
+            for index, known in right.token_ids.items()
+            if stream.token_ids.get(index) != known
+        ]
+        lead = max((lead for lead, _ in parting), default=math.inf)
+        where = ", ".join(where for _, where in parting) or "other answers"
+        return "forgiven" if lead < NEAR_TIE else "corrupted", where
 
-    def _gap(self, case: Case, before: list[int]) -> float:
-        """Return how far apart the next token's two likeliest are; inf if unknown."""
-        prompt = case.body(self._model).get("prompt")
-        if not isinstance(prompt, str):
-            return float("inf")
-        tokens = self._ask("/tokenize", prompt=prompt)["tokens"]
-        one = {"max_tokens": 1, "temperature": 0, "logprobs": 2}
-        answer = self._ask("/v1/completions", prompt=tokens + before, **one)
-        likeliest = answer["choices"][0]["logprobs"]["top_logprobs"][0].values()
-        first, second, *_ = sorted(likeliest, reverse=True)
-        return float(first - second)
+    def _is_cut(self, stream: Stream) -> bool:
+        return stream.is_cut and any(
+            stream.times_s[0] <= at_s <= stream.ended_s <= at_s + _CUT_WITHIN_S
+            for at_s in self._front_kills_s
+        )
 
-    def _ask(self, path: str, **body: Any) -> Any:
-        body["model"] = self._model
-        return httpx.post(f"{self._url}{path}", json=body, timeout=60).json()
+
+def _part(ids: list[int], known: list[int], leads: list[float]) -> tuple[float, str]:
+    """Return by how much the right token led where an answer parts, and where.
+
+    The lead is inf if it is unknown, or if the one is the other's begin.
+    """
+    pairs = enumerate(zip(ids, known, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), None)
+    if at is None:
+        return math.inf, f"has {len(ids)} tokens of {len(known)}"
+    lead = leads[at] if at < len(leads) else math.inf
+    return lead, f"parts at token {at} of {len(known)}, likeliest two {lead:.1e} apart"
 
 
 def describe_stalls(
-    streams: Iterable[Stream], kills: Iterable[Mapping[str, Any]]
-) -> dict[str, dict[str, float]]:
+    streams: Iterable[Stream],
+    kills: Iterable[Mapping[str, Any]],
+    replays: Mapping[str, int],
+) -> dict[str, dict[str, dict[str, float]]]:
     """Return how long streams stood still, by what was killed, in milliseconds.
 
-    Counted are all streams under way at a kill; those of the engines that live on go
-    on as ever, so that the median is of the kinder half.
+    Of `all` streams under way, and of those that were `replayed` alone: each at so many
+    of its kills, where it stood still longest.
     """
-    streams = list(streams)
-    gaps = [(k["kind"], one.gap_at(k["at_s"])) for k in kills for one in streams]
-    table = pd.DataFrame(gaps, columns=["kind", "gap_s"]).dropna()
-    by_kind = (1e3 * table["gap_s"].astype(float)).groupby(table["kind"])
-    found = by_kind.describe(percentiles=[0.5, 0.9, 0.99]).round(1)
-    names = {"count": "streams", "max": "max_ms"}
-    names |= {f"{q}%": f"p{q}_ms" for q in (50, 90, 99)}
-    return dict(found[[*names]].rename(columns=names).T.to_dict())
+    gaps_s: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for stream in streams:
+        found = [(stream.gap_at(one["at_s"]), one["kind"]) for one in kills]
+        stood = [(gap_s, kind) for gap_s, kind in found if gap_s is not None]
+        # No engine dies with a front.
+        may_move = [one for one in stood if one[1] != "front"]
+        moved = heapq.nlargest(replays.get(stream.request_id, 0), may_move)
+        for of, those in (("all", stood), ("replayed", moved)):
+            for gap_s, kind in those:
+                gaps_s[kind][of].append(gap_s)
+    return {
+        kind: {of: _describe(those) for of, those in own.items()}
+        for kind, own in gaps_s.items()
+    }
+
+
+def _describe(gaps_s: list[float]) -> dict[str, float]:
+    names = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
+    found = (1e3 * np.percentile(gaps_s, (50, 90, 99, 100))).round(1).tolist()
+    return {"streams": len(gaps_s), **dict(zip(names, found, strict=True))}

@@ -3,20 +3,81 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+import psutil
 
 from loadtest.client.errors import LoadTestError
 from loadtest.compare.deployment import Deployment
-from loadtest.compare.processes import HOST, VICTIMS, find_victims
+from loadtest.compare.processes import HOST, VICTIMS, find_processes, find_victims
+from loadtest.compare.scrape import read_samples
 
 from .hosts import Hosts
 
 MAX_RECOVERY_S: Final = 300.0
-_LOOK_S: Final = 0.25
+_LOOK_S: Final = 0.5
 _PAUSE_S: Final = (0.2, 2.0)
 """Between recovery and the next kill, drawn evenly: so that kills fall anywhere in
 streams."""
+
+_ROLES: Final = frozenset(role for roles in VICTIMS.values() for role in roles)
+_LINKS: Final = "tetris_connected_replicas"
+
+
+@dataclass
+class _Fleet:
+    """What of a deployment runs, and whether that is all of it.
+
+    Attributes:
+        pid: All of it descends from this process.
+        killed: What does not count though it may take seconds to end.
+    """
+
+    deployment: Deployment
+    pid: int
+    killed: set[psutil.Process] = field(default_factory=set)
+    _links: Mapping[Any, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take what runs now for all of it."""
+        self._wanted = self._count()
+
+    def is_whole(self, *, has_new_front: bool) -> bool:
+        """Return whether all processes run, and fronts are connected to all replicas.
+
+        A process has its title long before it serves. What a front that was killed has
+        last said is shown for a while, so that there has to be one more that speaks.
+        """
+        num_replicas = self._wanted["replica"]
+        if self._count() != self._wanted:
+            return False
+        if self.deployment.endpoint.count_replicas() != num_replicas:
+            return False
+        links = self._read_links()
+        if has_new_front and links.keys() <= self._links.keys():
+            return False
+        if [*links.values()] != [num_replicas] * self._wanted["front"]:
+            return False
+        self._links = links
+        return True
+
+    def _count(self) -> Counter[str]:
+        found = find_processes(self.pid)
+        return Counter(
+            role for role, one in found if role in _ROLES and one not in self.killed
+        )
+
+    def _read_links(self) -> dict[Any, float]:
+        """Return by a front's labels how many replicas it is connected to."""
+        pages = map(self.deployment.endpoint.fetch, self.deployment.metrics_urls)
+        return {
+            tuple(sorted(labels.items())): number
+            for page in pages
+            for _, labels, number in read_samples(page or "", _LINKS.__eq__)
+        }
 
 
 async def kill_in_turn(
@@ -24,48 +85,55 @@ async def kill_in_turn(
     kinds: list[str],
     seed: int,
     say: Callable[[str], None],
+    kills: list[dict[str, Any]],
     hosts: Hosts | None = None,
-) -> list[dict[str, Any]]:
+) -> None:
     """Kill one process of each kind, the next when all are back and replicas answer.
 
     With hosts, the one that has no front may be killed too.
 
-    Returns:
-        `kind`, `at_s` (monotonic) and `recovered_after_s` of every kill.
+    Args:
+        deployment: One that we have started.
+        kinds: Of `VICTIMS`.
+        seed: Of victims and moments.
+        say: Told of each.
+        kills: `kind`, `at_s` (monotonic) and `recovered_after_s` of each are added here
+            (None till it is whole again).
+        hosts: Where they run, if there is more than one.
+
+    Raises:
+        LoadTestError: It is not whole again in time.
     """
     assert deployment.pid is not None  # We have started it.
-    pid, draw = deployment.pid, random.Random(seed)
-
-    def count() -> dict[str, int]:
-        return {kind: len(find_victims(pid, kind)) for kind in VICTIMS}
-
-    num_whole = count()
-
-    def is_whole() -> bool:
-        replicas = deployment.endpoint.count_replicas()
-        return count() == num_whole and replicas == num_whole["replica"]
-
-    kills: list[dict[str, Any]] = []
+    draw = random.Random(seed)
+    fleet = await asyncio.to_thread(_Fleet, deployment, deployment.pid)
+    await _wait_until_whole(fleet, "")
     for kind in kinds:
         await asyncio.sleep(draw.uniform(*_PAUSE_S))
-        victims = find_victims(pid, kind)
+        # In a thread: looking through processes takes a while, and clients stream.
+        victims = await asyncio.to_thread(find_victims, fleet.pid, kind)
         if kind == HOST:
             assert hosts is not None  # Asked for with a second host alone.
             victims = [*filter(hosts.is_far, victims)]
         victim = draw.choice(victims)
-        at_s = time.monotonic()
+        kill: dict[str, Any] = {"kind": kind, "at_s": time.monotonic()}
         victim.kill()
+        fleet.killed.add(victim)
+        kills.append(kill | {"recovered_after_s": None})
         if kind == HOST and hosts is not None:
             await asyncio.to_thread(hosts.start_far)
-        # In a thread: looking through processes takes a while, and clients stream.
-        while not await asyncio.to_thread(is_whole):
-            if time.monotonic() - at_s > MAX_RECOVERY_S:
-                raise LoadTestError(
-                    f"after {MAX_RECOVERY_S:.0f} s the {kind} that was killed is not "
-                    "back; see the server's log"
-                )
-            await asyncio.sleep(_LOOK_S)
-        after_s = round(time.monotonic() - at_s, 1)
-        kills.append({"kind": kind, "at_s": at_s, "recovered_after_s": after_s})
+        await _wait_until_whole(fleet, kind)
+        after_s = round(time.monotonic() - kill["at_s"], 1)
+        kills[-1]["recovered_after_s"] = after_s
         say(f"kill {len(kills)}/{len(kinds)}: {kind}, whole after {after_s} s")
-    return kills
+
+
+async def _wait_until_whole(fleet: _Fleet, killed: str) -> None:
+    since_s, is_front = time.monotonic(), killed == "front"
+    while not await asyncio.to_thread(fleet.is_whole, has_new_front=is_front):
+        if time.monotonic() - since_s > MAX_RECOVERY_S:
+            raise LoadTestError(
+                f"the fleet is not whole {MAX_RECOVERY_S:.0f} s after the kill of "
+                f"{killed or 'nothing'}; see the server's log"
+            )
+        await asyncio.sleep(_LOOK_S)

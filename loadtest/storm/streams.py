@@ -1,8 +1,11 @@
 """Streams as their clients see them: tokens, text, and when each part came."""
 
 import asyncio
+import itertools
 import json
+import math
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +20,13 @@ from .cases import Case
 TIMEOUT_S: Final = 300.0
 """Of a stream: time enough for all engines to start anew."""
 
+_SOON_S: Final = 2.0
+"""After a kill all that it stops has stopped: what was on its way has come, and the
+processes of a host have seen that its raylet is gone."""
+
+_CLOSE: Final = 1e-3
+"""Log probabilities in float32, from batches of other shapes, are equal."""
+
 
 @dataclass(slots=True)
 class Stream:
@@ -28,6 +38,11 @@ class Stream:
         error: Why it failed.
         is_cut: Whether the connection broke: its front is gone.
         num_tokens: Of all choices, as the server counts them at the end.
+        leads: How far the likeliest token was above the next, in log probability, if
+            the case tells ties; inf where another came out.
+        num_until: Tokens of the first choice until each of `times_s`.
+        ended_s: When it ended, monotonic.
+        request_id: By which its front logs it.
     """
 
     case: Case
@@ -39,6 +54,16 @@ class Stream:
     is_cut: bool = False
     logprobs: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     num_tokens: int | None = None
+    leads: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    prompt_ids: list[int] = field(default_factory=list)
+    num_until: list[int] = field(default_factory=lambda: [0])
+    ended_s: float = math.inf
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def seed(self) -> int:
+        """Of its own, if it is sampled."""
+        return int(self.request_id[:8], 16)
 
     @property
     def is_whole(self) -> bool:
@@ -47,10 +72,51 @@ class Stream:
         return self.error is None and num_ended == self.case.num_answers
 
     def gap_at(self, when_s: float) -> float | None:
-        """Return how long nothing came around a time; None if it was not under way."""
-        before = [one for one in self.times_s if one <= when_s]
-        after = [one for one in self.times_s if one > when_s]
-        return after[0] - before[-1] if before and after else None
+        """Return how long nothing came after a kill; None if it was not under way."""
+        at = self.find_gap(when_s)
+        return None if at is None else self.times_s[at + 1] - self.times_s[at]
+
+    def find_gap(self, when_s: float) -> int | None:
+        """Return which part the longest gap follows that a kill can have made.
+
+        Parts that were on their way still come after it.
+        """
+        times_s = self.times_s
+        if not times_s or not times_s[0] <= when_s < times_s[-1]:
+            return None
+        pairs = enumerate(itertools.pairwise(times_s))
+        gaps = [
+            (after - before, at)
+            for at, (before, after) in pairs
+            if before < when_s + _SOON_S and after > when_s
+        ]
+        return max(gaps)[1]
+
+    def differs_from(self, expected: "Stream") -> str | None:
+        """Return what is not as in another stream of its case, None if all is."""
+        for name in ("token_ids", "text", "finish_reasons", "num_tokens"):
+            if getattr(self, name) != getattr(expected, name):
+                return name
+        if not self.case.asks_logprobs:
+            return None
+        for index, wanted in expected.logprobs.items():
+            told = self.logprobs[index]
+            pairs = itertools.zip_longest(told, wanted, fillvalue=math.inf)
+            if any(abs(seen - right) > _CLOSE for seen, right in pairs):
+                return "logprobs"
+        return None
+
+    def record(self, began_s: float) -> dict[str, Any]:
+        """Return what is to be kept, with times since `began_s`."""
+        names = ("request_id", "token_ids", "text", "finish_reasons", "num_tokens")
+        return {
+            "kind": self.case.kind,
+            "number": self.case.number,
+            **{name: getattr(self, name) for name in names},
+            "error": self.error,
+            "at_s": [round(at_s - began_s, 4) for at_s in self.times_s],
+            "num_until": self.num_until,
+        }
 
     def take(self, event: dict[str, Any]) -> None:
         """Take in one event."""
@@ -62,8 +128,8 @@ class Stream:
         for choice in event.get("choices", ()):
             index = choice["index"]
             self.token_ids[index] += choice.get("token_ids") or []
-            probabilities = choice.get("logprobs") or {}
-            self.logprobs[index] += probabilities.get("token_logprobs") or []
+            self.prompt_ids += choice.get("prompt_token_ids") or []
+            self._take_logprobs(index, choice.get("logprobs") or {})
             delta = choice.get("delta") or {}
             self.text[index] += choice.get("text") or delta.get("content") or ""
             for call in delta.get("tool_calls") or ():
@@ -71,14 +137,27 @@ class Stream:
             if choice.get("finish_reason"):
                 self.finish_reasons[index] = choice["finish_reason"]
 
+    def _take_logprobs(self, index: int, told: dict[str, Any]) -> None:
+        """Take in those of a completion, or of a chat."""
+        chat = told.get("content") or []
+        chosen = told.get("token_logprobs") or [one["logprob"] for one in chat]
+        self.logprobs[index] += chosen
+        tops = [one.values() for one in told.get("top_logprobs") or ()]
+        tops += [[top["logprob"] for top in one["top_logprobs"]] for one in chat]
+        for own, likeliest in zip(chosen, tops, strict=False):
+            first, second, *_ = [*sorted(likeliest, reverse=True), -math.inf]
+            self.leads[index].append(first - second if own == first else math.inf)
+
 
 async def _run(
     session: aiohttp.ClientSession, url: str, model: str, stream: Stream
 ) -> None:
     """Ask once and read to the end; a failure is kept in the stream."""
     case, decoder = stream.case, SseDecoder()
+    own = {"X-Request-ID": stream.request_id}
+    body = case.body(model, stream.seed)
     try:
-        async with session.post(f"{url}{case.path}", json=case.body(model)) as answer:
+        async with session.post(f"{url}{case.path}", json=body, headers=own) as answer:
             if answer.status != 200:
                 stream.error = f"{answer.status}: {await answer.text()}"
                 # Serve's own words, where its front died before a stream had begun.
@@ -90,10 +169,13 @@ async def _run(
                     if event.data != "[DONE]":
                         stream.take(json.loads(event.data))
                         stream.times_s.append(time.monotonic())
-    except TimeoutError as error:
-        stream.error = repr(error)
+                        stream.num_until.append(len(stream.token_ids[0]))
     except aiohttp.ClientError as error:
-        stream.error, stream.is_cut = repr(error), True
+        stream.error, stream.is_cut = repr(error), not isinstance(error, TimeoutError)
+    except Exception as error:
+        stream.error = repr(error)
+    finally:
+        stream.ended_s = time.monotonic()
     if stream.error is None and not stream.is_whole:
         stream.error, stream.is_cut = "the stream ended early", True
 
