@@ -233,7 +233,8 @@ class DepthControl:
             # Prompts are fitted into what a target leaves (`choose_prefill_tokens`): as
             # a reason to draft less they would get ever more of it.
             prompt_ms = costs.prompt_ms(estimate, num_reqs)
-            limit_ms = self._limit_ms(step_ms - prompt_ms, latency_target_ms)
+            bare_ms = step_ms - prompt_ms
+            limit_ms = self._limit_ms(estimate, bare_ms, num_reqs, latency_target_ms)
             max_step_ms = limit_ms + prompt_ms
         return plan_depth(
             estimate,
@@ -245,14 +246,24 @@ class DepthControl:
         )
 
     def _limit_ms(
-        self, step_ms: NDArray[np.float64], latency_target_ms: float | None
+        self,
+        estimate: DepthEstimate,
+        step_ms: NDArray[np.float64],
+        num_reqs: int,
+        latency_target_ms: float | None,
     ) -> NDArray[np.float64] | float:
-        """Return the longest step that the targets bear, by depth or for all."""
+        """Return the longest step that the targets bear, by plan or for all."""
         limit_ms = np.inf if self.latency_target_ms is None else self.latency_target_ms
         if latency_target_ms is None:
             return limit_ms
-        tokens = self.tokens_by_depth()
-        both_ms = np.minimum(latency_target_ms * tokens[:, None], limit_ms)
+        # One request can have all its drafts where so many are verified.
+        depths = np.arange(estimate.verified.shape[0])[:, None]
+        tokens = np.where(
+            num_reqs * estimate.verified >= depths,
+            estimate.tokens_in_full[:, None],
+            1.0 + estimate.gained,
+        )
+        both_ms = np.minimum(latency_target_ms * tokens, limit_ms)
         # A target that no depth can meet must not cost the others theirs.
         return both_ms if (step_ms <= both_ms).any() else limit_ms
 

@@ -160,7 +160,7 @@ class GoodputPlanner(Planner):
             load,
             num_steps=num_steps,
             depth=self.plan.depth,
-            tokens_in_full=self.plan.tokens_in_full,
+            tokens_in_full=self.plan.tokens_by_depth[-1],
             tokens_by_depth=self.depth.tokens_by_depth,
         )
 

@@ -120,9 +120,9 @@ def reserve(
     ms_per_draft = float(wide_ms - first_ms) / width
     within_reach = find_within_reach(
         targets_ms,
-        costs.plan.tokens_in_full,
+        np.array(costs.plan.tokens_by_depth),
         float(bare_ms) - ms_per_draft + fixed_ms,
-        ms_per_draft * costs.plan.depth,
+        ms_per_draft,
     )
     return reserve_drafts(
         acceptance.cumprod(axis=1),

@@ -115,7 +115,7 @@ class BatchControl:
             num_steps: Steps so far, as far as they were counted: steps that are held
                 back are not, where requests wait.
             depth: To which is drafted; at 0 some engines run no drafter.
-            tokens_in_full: Of that depth, as `DepthPlan.tokens_in_full`.
+            tokens_in_full: Of that depth, as `DepthEstimate.tokens_in_full`.
             tokens_by_depth: As in `value_batches`, asked where there are classes.
         """
         # Its own steps besides, for the count may stand still.

@@ -30,14 +30,15 @@ class DepthPlan:
         budget_per_req: Drafts verified per request at that goodput.
         min_value: Survival times weight below which a latency target leaves no room
             for a draft; 0 where none limits the plan.
-        tokens_in_full: Tokens a step brings a request all of whose drafts are verified.
+        tokens_by_depth: Tokens a step brings a request all of whose drafts are
+            verified, were it 0, 1, ... `depth` deep.
     """
 
     depth: int
     tokens_per_ms: float
     budget_per_req: float
     min_value: float = 0.0
-    tokens_in_full: float = 1.0
+    tokens_by_depth: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def plan_depth(
         tokens_per_ms=float(goodput[depth, point]),
         budget_per_req=float(estimate.verified[depth, point]),
         min_value=float(estimate.thresholds[point]) if is_limited else 0.0,
-        tokens_in_full=float(estimate.tokens_in_full[depth]),
+        tokens_by_depth=tuple(estimate.tokens_in_full[: depth + 1].tolist()),
     )
 
 

@@ -12,33 +12,34 @@ if TYPE_CHECKING:
 
 def find_within_reach(
     targets_ms: NDArray[np.float64],
-    tokens_in_full: float,
+    tokens_by_depth: NDArray[np.float64],
     plain_ms: float,
-    ms_per_request: float,
+    ms_per_draft: float,
 ) -> NDArray[np.bool_]:
     """Tell which latency targets the requests' own drafts can keep.
 
-    In a step of nothing but the drafts of those who need them: of a request, and of
-    those with looser targets. Who has a tighter one is given up first, as in
-    `batch_value.value_batches`.
+    In a step of nothing but the drafts of those who need them, equally many each: of a
+    request, and of those with looser targets. Who has a tighter one is given up first,
+    as in `batch_value.value_batches`.
 
     Nothing here looks at a draft, so that whatever follows from it is lossless.
 
     Args:
         targets_ms: `[num_reqs]`, longest time per token wanted; inf for none.
-        tokens_in_full: Tokens a step brings a request all of whose drafts are
-            verified, as expected before they were drawn, >= 1.
+        tokens_by_depth: `[depth + 1]`, tokens a step brings a request with so many
+            drafts, as expected before they were drawn, >= 1.
         plain_ms: Time of a step that verifies none.
-        ms_per_request: What verifying all drafts of a request adds to it, >= 0.
+        ms_per_draft: What one more verified draft adds to it, >= 0.
 
     Returns:
         `[num_reqs]`; True where there is no target.
     """
     needing = np.sort(targets_ms[targets_ms < plain_ms])
     num_drafting = needing.size - np.searchsorted(needing, targets_ms)
+    drafts_ms = np.arange(tokens_by_depth.size)[:, None] * ms_per_draft * num_drafting
     within: NDArray[np.bool_] = (
-        tokens_in_full * targets_ms >= plain_ms + ms_per_request * num_drafting
-    )
+        tokens_by_depth[:, None] * targets_ms >= plain_ms + drafts_ms
+    ).any(axis=0)
     return within
 
 

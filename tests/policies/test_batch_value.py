@@ -9,7 +9,11 @@ import pytest
 from policies.audit.audited import AuditedPlanner
 from policies.audit.schedule import AuditSchedule
 from policies.decisions.batch_value import ClassLoad
-from policies.decisions.batching import BatchControl, EngineLoad
+from policies.decisions.batching import (
+    MIN_PREFILL_TOKENS,
+    BatchControl,
+    EngineLoad,
+)
 from policies.estimators.step_cost import StepCost
 from policies.types import CostProfile, EngineLimits, VerificationOutcome
 from tests.policies import made_up
@@ -121,7 +125,7 @@ def test_prompts_are_bound_by_a_target_that_only_drafts_keep():
     engine.run(planner, 300)
     # A step takes 28 ms at least, and brings whoever has all drafts 1.5 tokens.
     load = replace(LOAD, latency_target_ms=26.5)
-    assert 16 < planner.plan_batch(load).max_prefill_tokens < 64
+    assert planner.plan_batch(load).max_prefill_tokens == MIN_PREFILL_TOKENS
     # Without drafts it is missed whatever prompts do.
     held = hold_back(planner).plan_batch(load)
     assert held.max_prefill_tokens == made_up.LIMITS.max_tokens

@@ -110,7 +110,7 @@ def test_a_request_claims_as_many_drafts_as_its_target_needs(
 @pytest.mark.parametrize(
     ("targets_ms", "within"),
     [
-        # 20 ms, and 4 for all drafts of a request, with which a token takes half.
+        # 20 ms, and 4 for a draft, with which a token takes half.
         ([12.0, 25.0, np.inf], [True] * 3),
         ([11.9, 25.0, np.inf], [False, True, True]),
         # Two share a step of 28 ms, until the tighter target is given up.
@@ -121,8 +121,10 @@ def test_a_request_claims_as_many_drafts_as_its_target_needs(
 def test_a_target_is_within_reach_of_the_drafts_of_those_who_need_them(
     targets_ms, within
 ):
-    found = find_within_reach(np.array(targets_ms), 2.0, 20.0, 4.0)
-    assert found.tolist() == within
+    # A second draft, at another .1 token, is no use to anybody.
+    for tokens in ([1.0, 2.0], [1.0, 2.0, 2.1]):
+        found = find_within_reach(np.array(targets_ms), np.array(tokens), 20.0, 4.0)
+        assert found.tolist() == within
 
 
 def test_the_tightest_target_within_reach_limits_the_step():
