@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        _say("stopped; nothing is kept")
+        _say("stopped; what is not written by now is lost")
         return 130
     streams = results["streams"]
     _say(f"streams: {streams}; {results['replayed_streams']} of them were replayed")
@@ -92,7 +92,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="default: all but host, for which two hosts are made, as root",
     )
     parser.set_defaults(kills=[kind for kind in VICTIMS if kind != HOST])
-    add("--each", type=int, default=12, help="kills of each kind")
+    add("--each", type=int, default=14, help="kills of each kind")
     add("--seed", type=int, default=0, help="of victims and moments")
     return parser.parse_args(arguments)
 
