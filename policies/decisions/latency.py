@@ -37,10 +37,8 @@ def find_within_reach(
     needing = np.sort(targets_ms[targets_ms < plain_ms])
     num_drafting = needing.size - np.searchsorted(needing, targets_ms)
     drafts_ms = np.arange(tokens_by_depth.size)[:, None] * ms_per_draft * num_drafting
-    within: NDArray[np.bool_] = (
-        tokens_by_depth[:, None] * targets_ms >= plain_ms + drafts_ms
-    ).any(axis=0)
-    return within
+    is_kept = tokens_by_depth[:, None] * targets_ms >= plain_ms + drafts_ms
+    return np.logical_or.reduce(is_kept, axis=0)
 
 
 def reserve_drafts(

@@ -58,8 +58,8 @@ class BatchPlanning:
     def _limit(self, planner: Planner) -> bool:
         scheduler = self._scheduler
         running = scheduler.running
-        # A list, for a generator is entered anew for each of them.
-        if not (scheduler.waiting or any([one.is_prefill_chunk for one in running])):
+        # A list is faster than a generator.
+        if not (scheduler.waiting or sum([one.is_prefill_chunk for one in running])):
             # Neither a queue nor a prompt under way: there is nothing to limit.
             return False
         classes = self.mix.note(self._classes.count(running))
