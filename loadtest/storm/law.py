@@ -83,6 +83,13 @@ def judge_law(
         replayed: From `find_replayed`.
         ask: Returns the token that an engine draws next with a fresh seed.
         target: Folder or name of the model, which is loaded in float32.
+
+    Returns:
+        `streams`, `tokens`; `z` of the score test; logarithms of the gambler's money,
+        `same_noise_log10_e`, and of that of the control, `naive_replay_log10_e`; whether
+        all `holds`, and the `control_fails`, as it must for the former to mean anything;
+        and of how many streams the first token is `as_derived` seeds have it: nearly
+        all, or the cuts are not where they were taken to be.
     """
     import torch
     from transformers import AutoModelForCausalLM
