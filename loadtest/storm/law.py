@@ -85,10 +85,10 @@ def judge_law(
         target: Folder or name of the model, which is loaded in float32.
 
     Returns:
-        `streams`, `tokens`; `z` of the score test; logarithms of the gambler's money,
-        `same_noise_log10_e`, and of that of the control, `naive_replay_log10_e`; whether
-        all `holds`, and the `control_fails`, as it must for the former to mean anything;
-        and of how many streams the first token is `as_derived` seeds have it: nearly
+        `streams` and `tokens`; `z` of the score test; the logarithm of the gambler's
+        money, `same_noise_log10_e`, and of the control's, `naive_replay_log10_e`;
+        whether all `holds`, and the `control_fails`, as it must for that to mean
+        anything; and how many first tokens are `as_derived` seeds have them: nearly
         all, or the cuts are not where they were taken to be.
     """
     import torch
