@@ -83,6 +83,13 @@ def judge_law(
         replayed: From `find_replayed`.
         ask: Returns the token that an engine draws next with a fresh seed.
         target: Folder or name of the model, which is loaded in float32.
+
+    Returns:
+        `streams` and `tokens`; `z` of the score test; the logarithm of the gambler's
+        money, `same_noise_log10_e`, and of the control's, `naive_replay_log10_e`;
+        whether all `holds`, and the `control_fails`, as it must for that to mean
+        anything; and how many first tokens are `as_derived` seeds have them: nearly
+        all, or the cuts are not where they were taken to be.
     """
     import torch
     from transformers import AutoModelForCausalLM
