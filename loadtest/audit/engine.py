@@ -38,8 +38,8 @@ class AlternatingEngine(ArmEngine):
         """Answer requests that come as fast as their places get free.
 
         Returns:
-            Of the steady part seconds and output tokens; of an audit, what `_count`
-            counts in it, and what the audit reports after it.
+            Of the steady part seconds and output tokens; of an audit, steps and what
+            `_count` counts in it, and what the audit reports after it.
         """
         audited: Any = self._planners.get(AUDITED)
         is_audited = mode == AUDITED and isinstance(audited, AuditedPlanner)
@@ -58,6 +58,9 @@ class AlternatingEngine(ArmEngine):
 
         self._put_in_charge(POLICY if is_audited else mode)
         steady = measure(self._answer(block, None, on_mark)[0])
+        if is_audited:
+            # The ledger knows of those alone that were timed.
+            found["counts"]["steps"] = steady["num_steps"]
         found |= {"seconds": steady["window_s"], "num_tokens": steady["num_tokens"]}
         return found
 
@@ -74,13 +77,12 @@ class AlternatingEngine(ArmEngine):
 
 
 def _count(audited: AuditedPlanner, num_reqs: int) -> dict[str, float]:
-    """Return how many steps there were, drafted or were audited, and were held.
+    """Return how many steps drafted or were audited, and how many were held.
 
     And how many trials have ended at a load of so many requests.
     """
     loads = audited.ledger.total().values()
     return {
-        "steps": sum(sums.num_steps for sums in loads),
         "tried": sum(sums.num + sums.num_audited for sums in loads),
         "held": audited.holding.num_held,
         "trials": audited.holding.at(num_reqs).num_ended,

@@ -162,7 +162,7 @@ def test_one_engine_runs_under_three_planners_in_turn(engine):
     assert engine.depths == [0] * 3 + [3] * 6
     # An audit sees of its own block what is measured.
     assert [one is audited for one in engine.planners] == [False] * 7 + [True, False]
-    assert found["counts"] == {"steps": 0, "tried": 0, "held": 0, "trials": 0}
+    assert found["counts"] == {"steps": 1, "tried": 0, "held": 0, "trials": 0}
 
 
 def test_an_audit_that_begins_anew_goes_on_holding(engine):
