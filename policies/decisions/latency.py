@@ -38,7 +38,8 @@ def find_within_reach(
     num_drafting = needing.size - np.searchsorted(needing, targets_ms)
     drafts_ms = np.arange(tokens_by_depth.size)[:, None] * ms_per_draft * num_drafting
     is_kept = tokens_by_depth[:, None] * targets_ms >= plain_ms + drafts_ms
-    return np.logical_or.reduce(is_kept, axis=0)
+    within: NDArray[np.bool_] = np.logical_or.reduce(is_kept, axis=0)
+    return within
 
 
 def reserve_drafts(
