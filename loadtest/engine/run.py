@@ -25,7 +25,7 @@ _CODE = (
 )
 _CODE_OF_REPORTS = {
     f"loadtest/{bench}/{name}.py"
-    for bench in ("engine", "slo")
+    for bench in ("engine", "paper", "slo")
     for name in ("cli", "report", "summary")
 }
 

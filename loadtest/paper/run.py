@@ -13,9 +13,8 @@ from typing import Any
 from loadtest.client.errors import LoadTestError
 from loadtest.engine.plan import Block, deploy, describe_engine
 from loadtest.engine.pool import EngineProcess, start_engines
-from loadtest.engine.run import SideBySide
+from loadtest.engine.run import SideBySide, digest_conditions
 from loadtest.engine.workloads import RequestMaker
-from loadtest.environment import digest_code
 from loadtest.experiment import BenchFolder, Turn, shuffle
 from loadtest.load.workloads import Conversation
 
@@ -28,12 +27,6 @@ KV_TOKENS = 512
 """Positions for which each request has room on average, where engines share memory."""
 
 _WARM_UP_PER_SLOT, _WARM_UP_TOKENS = 2, 24
-_CODE = (
-    *("policies/**/*.py", "serving/engine/**/*.py", "serving/*.py"),
-    *("loadtest/engine/worker.py", "loadtest/engine/loop.py", "loadtest/experiment.py"),
-    *("loadtest/paper/grid.py", "loadtest/paper/run.py"),
-)
-
 
 Engines = Mapping[Method, EngineProcess]
 
@@ -79,7 +72,7 @@ class Runner(SideBySide[Method, Cell]):
             text = repr([chat.messages for chat in chats]).encode()
             digest = hashlib.sha256(text).hexdigest()[:12]
             conditions[f"prompts of {name}"] = digest
-        conditions |= {f"code of {k}": v for k, v in digest_code(*_CODE).items()}
+        conditions |= digest_conditions("loadtest/paper/*.py")
         models = {"target": options.target, "draft": options.draft}
         requests = RequestMaker.load(
             options.target, options.seed, self._grid["max_tokens"]

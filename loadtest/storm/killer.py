@@ -119,12 +119,13 @@ async def kill_in_turn(
         kill: dict[str, Any] = {"kind": kind, "at_s": time.monotonic()}
         victim.kill()
         fleet.killed.add(victim)
-        kills.append(kill | {"recovered_after_s": None})
+        kills.append(kill)
+        kill["recovered_after_s"] = None
         if kind == HOST and hosts is not None:
             await asyncio.to_thread(hosts.start_far)
         await _wait_until_whole(fleet, kind)
         after_s = round(time.monotonic() - kill["at_s"], 1)
-        kills[-1]["recovered_after_s"] = after_s
+        kill["recovered_after_s"] = after_s
         say(f"kill {len(kills)}/{len(kinds)}: {kind}, whole after {after_s} s")
 
 
