@@ -51,6 +51,7 @@ FRONT: Final[Table] = {
     "vllm.v1.engine.output_processor:RequestOutputCollector": {
         "__init__(output_kind, request_id)": "one is made for each request",
         "put(output) get() get_nowait()": "what comes is handed on in good time",
+        "close()": "nobody reads any more",
     },
     "vllm.v1.engine.core_client:EngineCoreClient": {
         "make_async_mp_client": "the one factory of an AsyncLLM's client",
