@@ -23,6 +23,7 @@ RAY: Final[Table] = {
     f"{_SERVE}.core.server.llm_server:LLMServer": {
         "__init__(llm_config, engine_cls, ...)": "our engine",
         "start()": "polling and following the engine begin after it",
+        "_start_engine()": "starts an actor for usage statistics besides",
         "sleep(...) wakeup(...) collective_rpc(...)": "may load: a hang is told later",
         "engine": "the running engine",
     },
@@ -71,6 +72,9 @@ RAY: Final[Table] = {
         "RUNNING_REQUESTS_KEY": "what a replica reports in place of Serve's count",
     },
     "ray.serve.api": {"delete(name, _blocking)": "draining by Ctrl-C can be cut short"},
+    "ray._common.usage.usage_lib": {
+        "usage_stats_enabled()": "whether anybody wants usage statistics",
+    },
     "ray._private.worker": {"_global_node": "the local Ray"},
     "ray._private.node:Node": {
         "get_logs_dir_path() dead_processes()": "log folder, dead parts",

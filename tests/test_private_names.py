@@ -51,6 +51,7 @@ EXTENDS = {
     "replica/server.py:EngineServer": ["LLMServer"],
     "replica/local_models.py:SkipLocalDownload": ["CallbackBase"],
     "replica/slotted_engine.py:SlottedEngine": ["VLLMEngine"],
+    "replica/merged_stats.py:MergedStats": ["StatLoggerBase"],
     "replica/state_logger.py:StateLogger": ["StatLoggerBase"],
     "front/stream_pacing.py:PacedCollector": [
         "vllm.v1.engine.output_processor:RequestOutputCollector"
@@ -108,6 +109,12 @@ HOLDS = {
         "AsyncLLM": "client",
         "AsyncMPClient": "core",
         "BackgroundResources": "core.resources",
+    },
+    "replica/merged_stats.py": {
+        "PrometheusStatLogger": "self._inner",
+        "SchedulerStats": "stats",
+        "PrefixCacheStats": "prefix",
+        "MultiModalCacheStats": "mm_cache_stats",
     },
     "replica/state_logger.py": {
         "SchedulerStats": "scheduler_stats stats",

@@ -50,10 +50,11 @@ class RequestCost:
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        # Compiled before the first step waits for it.
-        self.tokens_per_step = follow_tokens(1.0, 1, 0)
         self._costs: NDArray[np.float64] | None = None
         self._covariance = np.zeros((3, 3))
+        # Compiled before the first step waits for it.
+        self.tokens_per_step = follow_tokens(1.0, 1, 0)
+        follow_costs(np.ones(3), np.eye(3), 1.0, 1, 0)
 
     @property
     def costs_ms(self) -> tuple[float, float, float] | None:
@@ -75,25 +76,14 @@ class RequestCost:
         """
         if not (0 < step_ms < _LONGEST_STEP_MS and num_requests > 0):
             return
-        shares = np.array([1.0, num_requests, num_prompt_tokens])
         if self._costs is None:
             request_ms = 0.5 * step_ms / (num_requests + num_prompt_tokens)
             self._costs = np.array([0.5 * step_ms, request_ms, request_ms])
             self._covariance = np.diag(self._costs**2)
             return
-        self._drift()
-        expected_ms = float(shares @ self._costs)
-        noise = (_NOISE * max(expected_ms, 1e-6)) ** 2
-        spread = self._covariance @ shares
-        variance = float(shares @ spread) + noise
-        limit = _MAX_SURPRISE * math.sqrt(variance)
-        surprise = min(max(step_ms - expected_ms, -limit), limit)
-        gain = spread / variance
-        self._costs = np.maximum(self._costs + gain * surprise, 1e-9 * expected_ms)
-        # Joseph's form: it stays positive semi-definite whatever the rounding.
-        keep = np.eye(3) - np.outer(gain, shares)
-        self._covariance = keep @ self._covariance @ keep.T
-        self._covariance += noise * np.outer(gain, gain)
+        follow_costs(
+            self._costs, self._covariance, step_ms, num_requests, num_prompt_tokens
+        )
 
     def observe_tokens(self, num_requests: int, num_accepted: int) -> None:
         """Learn from what a step's requests put out.
@@ -107,15 +97,69 @@ class RequestCost:
                 self.tokens_per_step, num_requests, num_accepted
             )
 
-    def _drift(self) -> None:
-        costs = self._costs
-        assert costs is not None
-        self._covariance += _LEVEL_WANDER**2 * np.outer(costs, costs)
-        self._covariance += np.diag((_OWN_WANDER * costs) ** 2)
-        deviation = np.sqrt(np.maximum(np.diag(self._covariance), 0.0))
-        largest = _MAX_DOUBT * np.maximum(costs, 1e-3 * costs.max())
-        shrink = np.minimum(1.0, largest / np.maximum(deviation, 1e-300))
-        self._covariance *= np.outer(shrink, shrink)
+
+@compiled
+def follow_costs(
+    costs: NDArray[np.float64],
+    covariance: NDArray[np.float64],
+    step_ms: float,
+    num_requests: int,
+    num_prompt_tokens: int,
+) -> None:
+    """Learn from one more step, in place.
+
+    Args:
+        costs: Of a step, a request and a prompt token, ms; `[3]`, > 0.
+        covariance: Of their errors; `[3, 3]`.
+        step_ms: The step's time, > 0.
+        num_requests: In it, >= 1.
+        num_prompt_tokens: Computed in it, >= 0.
+    """
+    _drift(costs, covariance)
+    shares = (1.0, float(num_requests), float(num_prompt_tokens))
+    gain, keep, kept = np.zeros(3), np.zeros((3, 3)), np.zeros((3, 3))
+    expected_ms = variance = 0.0
+    for i in range(3):
+        expected_ms += shares[i] * costs[i]
+        for j in range(3):
+            gain[i] += covariance[i, j] * shares[j]
+        variance += shares[i] * gain[i]
+    noise = (_NOISE * max(expected_ms, 1e-6)) ** 2
+    variance += noise
+    limit = _MAX_SURPRISE * math.sqrt(variance)
+    surprise = min(max(step_ms - expected_ms, -limit), limit)
+    for i in range(3):
+        gain[i] /= variance
+        costs[i] = max(costs[i] + gain[i] * surprise, 1e-9 * expected_ms)
+        for j in range(3):
+            keep[i, j] = (i == j) - gain[i] * shares[j]
+    # Joseph's form: it stays positive semi-definite whatever the rounding.
+    for i in range(3):
+        for j in range(3):
+            for k in range(3):
+                kept[i, j] += keep[i, k] * covariance[k, j]
+    for i in range(3):
+        for j in range(3):
+            covariance[i, j] = noise * gain[i] * gain[j]
+            for k in range(3):
+                covariance[i, j] += kept[i, k] * keep[j, k]
+
+
+@compiled
+def _drift(costs: NDArray[np.float64], covariance: NDArray[np.float64]) -> None:
+    """Let the costs wander for a step, in place; arguments as of `follow_costs`."""
+    shrink = np.empty(3)
+    smallest = 1e-3 * max(costs[0], costs[1], costs[2])
+    for i in range(3):
+        for j in range(3):
+            covariance[i, j] += _LEVEL_WANDER**2 * costs[i] * costs[j]
+        covariance[i, i] += (_OWN_WANDER * costs[i]) ** 2
+        deviation = math.sqrt(max(covariance[i, i], 0.0))
+        largest = _MAX_DOUBT * max(costs[i], smallest)
+        shrink[i] = min(1.0, largest / max(deviation, 1e-300))
+    for i in range(3):
+        for j in range(3):
+            covariance[i, j] *= shrink[i] * shrink[j]
 
 
 @compiled

@@ -51,6 +51,7 @@ FRONT: Final[Table] = {
     "vllm.v1.engine.output_processor:RequestOutputCollector": {
         "__init__(output_kind, request_id)": "one is made for each request",
         "put(output) get() get_nowait()": "what comes is handed on in good time",
+        "close()": "nobody reads any more",
     },
     "vllm.v1.engine.core_client:EngineCoreClient": {
         "make_async_mp_client": "the one factory of an AsyncLLM's client",
@@ -152,18 +153,44 @@ LEASES: Final[Table] = {
         "record(scheduler_stats, iteration_stats, ...)": "the state of every step",
         "log_engine_initialized()": "must be there",
     },
+    "vllm.v1.metrics.loggers": {
+        "PrometheusStatLogger": "is handed the figures of many steps at once",
+    },
+    "vllm.v1.metrics.loggers:PrometheusStatLogger": {
+        "record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)": (
+            "the figures"
+        ),
+        "log() log_engine_initialized()": "handed on",
+        "record_sleep_state(...) record_admission_rejection(reason)": "handed on",
+    },
     "vllm.config:ModelConfig": {
         "compute_hash()": "which models an engine may share requests with",
     },
     "vllm.v1.metrics.stats:SchedulerStats": {
         "num_running_reqs num_waiting_reqs kv_cache_usage": "what routers go by",
         "prefix_cache_stats spec_decoding_stats": "from which a step's cost is learnt",
+        (
+            "num_skipped_waiting_reqs num_kv_fetch_reqs_by_stage step_counter "
+            "current_wave"
+        ): "levels: of several steps the latest counts",
     },
     "vllm.v1.metrics.stats:PrefixCacheStats": {
         "queries hits": "prompt tokens that entered the batch, and those cached",
+        (
+            "requests preempted_requests preempted_queries preempted_hits"
+        ): "summed over steps",
+        "reset hits_by_source": "not summed",
+    },
+    "vllm.v1.metrics.stats:MultiModalCacheStats": {
+        "queries": "whether there is anything in it",
     },
     "vllm.v1.spec_decode.metrics:SpecDecodingStats": {
         "num_accepted_tokens": "tokens that a step puts out",
+        (
+            "num_drafts num_draft_tokens num_accepted_tokens_per_pos "
+            "num_draft_tokens_per_pos"
+        ): "summed over steps",
+        "num_spec_tokens": "positions counted",
     },
 }
 """In a replica that works for fronts, besides `SERVER`."""

@@ -1,7 +1,6 @@
 """How often a stream is handed on: at once, but not more than once an interval."""
 
 import asyncio
-import contextlib
 import functools
 import math
 from typing import Any
@@ -29,24 +28,42 @@ class PacedCollector(async_llm.RequestOutputCollector):
         super().__init__(output_kind, request_id)
         self._interval_s = interval_s
         self._due_s = -math.inf
-        self._ended = asyncio.Event()
+        # Set while there is an output that may go; the timer is for one that waits.
+        self._may_go = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     def put(self, output: Any) -> None:
         """Add an output to what waits."""
         super().put(output)
         if isinstance(output, Exception) or output.finished:
-            self._ended.set()
+            self._let_go()
+        elif self._timer is None and not self._may_go.is_set():
+            loop = asyncio.get_running_loop()
+            if loop.time() < self._due_s:
+                self._timer = loop.call_at(self._due_s, self._let_go)
+            else:
+                self._let_go()
 
     async def get(self) -> Any:
         """Wait for an output and until it may go."""
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._due_s:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._due_s):
-                    await self._ended.wait()
-        output = await super().get()
-        self._due_s = loop.time() + self._interval_s
-        return output
+        await self._may_go.wait()
+        self._may_go.clear()
+        self._due_s = asyncio.get_running_loop().time() + self._interval_s
+        return await super().get()
+
+    def close(self) -> None:
+        """Let nobody read any more."""
+        super().close()
+        self._stop_timer()
+
+    def _let_go(self) -> None:
+        self._stop_timer()
+        self._may_go.set()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def get_nowait(self) -> Any:
         """Leave everything to `get`: what is here may have to wait."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
 
 from policies.decisions.places import count_kept
 from serving.replica.token_channel import (
@@ -25,7 +23,7 @@ from serving.replica.token_channel import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from serving.replica.token_channel import LinkOffer
 
@@ -43,6 +41,9 @@ host does nothing any more."""
 SPARE_SHARE: Final = 8
 """One in so many requests more than an engine has seats for may be leased, so that one
 is there when a seat becomes free: a lease takes about as long as a step."""
+
+MAX_AT_ONCE: Final = 32
+"""Messages that are read before anything else in the process has its turn."""
 
 _BAD_EVENTS: Final = (
     zmq.EVENT_DISCONNECTED
@@ -71,7 +72,7 @@ class TokenLink:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: zmq.Context[Any],
         front: bytes,
         offer: LinkOffer,
         on_frames: OnFrames,
@@ -106,14 +107,20 @@ class TokenLink:
         self._socket.curve_secretkey = secret_key
         self._socket.identity = front
         self._socket.ipv6 = "[" in offer.address
-        self._socket.rcvhwm = 0
+        self._socket.rcvhwm = self._socket.sndhwm = 0
         self._socket.linger = 0
         self._monitor = self._socket.get_monitor_socket(_BAD_EVENTS)
         self._socket.connect(offer.address)
-        self._tasks = [
-            asyncio.create_task(self._guard(part))
-            for part in (self._read, self._watch_connection, self._watch_silence)
-        ]
+        self._is_cut = False
+        # zmq's own asyncio sockets double what a message costs.
+        self._loop = asyncio.get_running_loop()
+        self._fds = (self._socket.FD, self._monitor.FD)
+        self._loop.add_reader(self._fds[0], self._read)
+        self._loop.add_reader(self._fds[1], self._hear_of_connection)
+        # A descriptor tells of nothing until its socket was once found empty.
+        self._soon: asyncio.Handle | None = self._loop.call_soon(self._read)
+        self._loop.call_soon(self._hear_of_connection)
+        self._watching = asyncio.create_task(self._watch_silence())
         self._send(HELLO, b"")
 
     @property
@@ -156,52 +163,75 @@ class TokenLink:
         if self.is_lost:
             return
         self.is_lost = True
-        for task in self._tasks:
-            task.cancel()
+        self._watching.cancel()
+        for fd in self._fds:
+            self._loop.remove_reader(fd)
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
         self._on_lost(self, reason)
 
     def _send(self, kind: bytes, payload: bytes) -> None:
-        if not self.is_lost:
-            # The only thing to wait for is room in a queue without a limit.
-            self._socket.send_multipart((kind, payload))
+        if self.is_lost:
+            return
+        # Its queue has no limit: it takes nothing only if the connection has failed for
+        # good, and then the monitor ends the link.
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart((kind, payload), zmq.NOBLOCK)
+        # It may have noticed what has come, of which the descriptor tells only once.
+        if self._socket.EVENTS & zmq.POLLIN:
+            self._read_soon()
 
-    async def _guard(self, part: Callable[[], Awaitable[None]]) -> None:
+    def _read_soon(self) -> None:
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        """Read all there is: the descriptor tells of it no more."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         try:
-            await part()
+            for _ in range(MAX_AT_ONCE):
+                if self.is_lost:
+                    return
+                self._take(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+        except zmq.Again:
+            if self._is_cut:
+                self.close("connection closed")
         except Exception:
             logger.exception("The token channel to %s failed", self.offer.replica)
             self.close("failure")
+        else:
+            self._read_soon()
 
-    async def _read(self) -> None:
-        while not self.is_lost:
-            sequence, state, *frames = await self._socket.recv_multipart(copy=False)
-            if decode_sequence(sequence.buffer) != self._expected:
-                self.close("gap")
-                return
-            self._expected += 1
-            self.heard_s = time.monotonic()
-            self.state = self._decode_state(state.buffer)
-            if frames:
-                self._on_frames(self, frames)
-            num_requests = self.state.num_running + self.state.num_waiting
-            # Of what this message did not end. Until the next one, what this front adds
-            # or ends is counted by itself.
-            self._num_held_then = self.num_held
-            self._num_others = max(0, num_requests - self.num_held)
-            self._on_state(self)
-            if not self.state.is_alive:
-                self.close("engine died")
+    def _take(self, message: Sequence[Any]) -> None:
+        sequence, state, *frames = message
+        if decode_sequence(sequence.buffer) != self._expected:
+            self.close("gap")
+            return
+        self._expected += 1
+        self.heard_s = time.monotonic()
+        self.state = self._decode_state(state.buffer)
+        if frames:
+            self._on_frames(self, frames)
+        num_requests = self.state.num_running + self.state.num_waiting
+        # Of what this message did not end. Until the next one, what this front adds or
+        # ends is counted by itself.
+        self._num_held_then = self.num_held
+        self._num_others = max(0, num_requests - self.num_held)
+        self._on_state(self)
+        if not self.state.is_alive:
+            self.close("engine died")
 
-    async def _watch_connection(self) -> None:
-        await recv_monitor_message(self._monitor)
-        # What had arrived before is read first.
-        with contextlib.suppress(zmq.ZMQError):
-            while await self._socket.poll(0):
-                await asyncio.sleep(0)
-        self.close("connection closed")
+    def _hear_of_connection(self) -> None:
+        if self.is_lost:
+            return
+        with contextlib.suppress(zmq.Again):
+            self._monitor.recv_multipart(zmq.NOBLOCK)
+            # What had arrived before is read first.
+            self._is_cut = True
+            self._read()
 
     async def _watch_silence(self) -> None:
         """Count looks, not seconds: a front that stood still itself hears late."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import zmq.asyncio
+import zmq
 
 from serving.engine.compat import EngineCoreOutputs, MsgpackDecoder
 from serving.front.token_link import TokenLink
@@ -41,7 +41,7 @@ class TokenLinks:
         self._on_step = on_step
         self._on_state = on_state
         self._on_lost = on_lost
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[Any] = zmq.Context()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self._links: dict[str, TokenLink] = {}
         self.all: tuple[TokenLink, ...] = ()

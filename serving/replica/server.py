@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.llm import LLMConfig
 
 from serving.adapters import policy_config_of
-from serving.compat_ray import RUNNING_REQUESTS_KEY, LLMServer
+from serving.compat_ray import RUNNING_REQUESTS_KEY, LLMServer, usage_stats_enabled
 from serving.reloading import take_over
 from serving.replica.capacity import capacity_reader
 from serving.replica.engine_gone import EngineGoneError
@@ -56,6 +56,8 @@ class EngineServer(LLMServer):
         `start` also takes over what a running replica has learnt, and polls the
         engine's speculation counters, about once a second, and what other processes
         leave of the device.
+        `_start_engine` tells Ray's usage statistics of the model only where they are
+        wanted; the actor that hears of it would be started all the same.
         vLLM is asked to log its figures, without which they grow.
         A replica ends with its engine, dead or hung (`_follow_engine`).
     """
@@ -148,6 +150,12 @@ class EngineServer(LLMServer):
         self._poll(
             lambda: asyncio.to_thread(reader.read), CapacityMetrics(), CAPACITY_PERIOD_S
         )
+
+    async def _start_engine(self) -> None:
+        if usage_stats_enabled():
+            await super()._start_engine()
+        else:
+            await self.engine.start()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Take over another policy, or other classes, without a new engine."""

@@ -27,6 +27,7 @@ from serving.engine.version import SUPPORTED_VLLM
 from serving.plugin import DIE_WITH_PARENT
 from serving.replica.engine import TetrisEngine
 from serving.replica.leases import Leases
+from serving.replica.merged_stats import merge_stats
 from serving.replica.state_logger import StateLogger
 from serving.replica.token_channel import TokenRelay
 
@@ -99,7 +100,9 @@ class SlottedEngine(TetrisEngine):
         cache = client.vllm_config.cache_config
         num_kv_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
         self.steps = StateLogger(relay, num_kv_tokens)
-        client.logger_manager.stat_loggers.append(self.steps)
+        stat_loggers = client.logger_manager.stat_loggers
+        merge_stats(stat_loggers)
+        stat_loggers.append(self.steps)
         relay.start()
         return client
 

@@ -1,9 +1,11 @@
 """Speculation metrics: the arithmetic of snapshots, and what Prometheus gets to see."""
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from tests.serving.conftest import MODEL, load, read_logs, wait_until
@@ -108,6 +110,16 @@ def test_what_vllm_notes_of_every_step_is_summed_up_now_and_then(server):
     # A worker of its own would keep the engine core spinning for its answers.
     assert processes(server, "engine")
     assert not processes(server, "worker")
+
+
+@pytest.mark.ray
+def test_nobody_is_started_for_usage_statistics_that_nobody_wants(server):
+    titles = []
+    for process in server.command.descendants():
+        with contextlib.suppress(psutil.Error):
+            titles.append(" ".join(process.cmdline()))
+    assert any("ray::ServeReplica" in title for title in titles)
+    assert not any("TelemetryAgent" in title for title in titles)
 
 
 class FakeGauge:

@@ -105,6 +105,34 @@ def test_a_failure_goes_out_at_once():
     assert "engine died" in str(caught.value.exceptions)
 
 
+async def leave_and_come_back() -> None:
+    from vllm.sampling_params import RequestOutputKind
+
+    from serving.front.stream_pacing import PacedCollector
+
+    loop = asyncio.get_running_loop()
+    collector = PacedCollector(RequestOutputKind.DELTA, "r", interval_s=1.0)
+    collector.put(delta(0, is_last=False))
+    await collector.get()
+    collector.put(delta(1, is_last=False))
+    for wait_s in (0.3, 0.7):
+        # The second one leaves in the very moment in which its output may go.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await collector.get()
+    output = await collector.get()
+    assert output.outputs[0].token_ids == [1]
+    assert loop.time() == pytest.approx(1.0)
+    collector.put(delta(2, is_last=False))
+    collector.close()
+    assert not [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+
+
+def test_a_reader_that_leaves_loses_no_output_and_leaves_no_timer_behind():
+    with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
+        runner.run(leave_and_come_back())
+
+
 @given(
     st.lists(st.floats(0.0, 2 * INTERVAL_S), min_size=1, max_size=12),
     st.floats(0.0, 2 * INTERVAL_S),
