@@ -11,12 +11,13 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from serving.local import ports
 
 _REACHABLE_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "0.0.0.0"})
-"""Serve's HAProxy looks for fronts of its own node at 127.0.0.1, wherever they listen."""
+"""HAProxy looks for fronts of its own node at 127.0.0.1, wherever they listen."""
 
 _PORTS: Final = {
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
@@ -65,14 +66,16 @@ def own_haproxy(host: str, taken: frozenset[int]) -> Iterator[None]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _DEREGISTER_S
     )
     os.environ.setdefault("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", LONGEST_STREAM_S)
-    os.environ.setdefault("RAY_SERVE_HAPROXY_NBTHREAD", str(min(4, os.cpu_count() or 1)))
+    os.environ.setdefault(
+        "RAY_SERVE_HAPROXY_NBTHREAD", str(min(4, os.cpu_count() or 1))
+    )
     # Ray lets anybody on the machine command HAProxy by its socket; nobody else may
     # look into this folder. Not in TMPDIR: a socket's path has 107 characters.
     with tempfile.TemporaryDirectory(
         prefix="tetris-serve-", dir="/tmp", ignore_cleanup_errors=True
     ) as folder:
         for name, file in _FILES.items():
-            os.environ.setdefault(name, os.path.join(folder, file).rstrip("/"))
+            os.environ.setdefault(name, str(Path(folder, file)))
         yield
 
 

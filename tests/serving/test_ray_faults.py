@@ -20,7 +20,7 @@ PROXY_BACK_S = 15
 # Others take several times as long for the imports of a new process.
 SLOW = 4
 
-WRITERS = ("controller", "proxy", "front", "replica", "engine")
+WRITERS = ("controller", "proxy", "proxy's manager", "front", "replica", "engine")
 
 
 def test_streams_go_on_while_serves_controller_restarts(fleet, undisturbed):
