@@ -14,6 +14,7 @@ from serving.commands.console import Console, complain
 from serving.commands.doctor import check_memory
 from serving.contract import MovedNamesError
 from serving.local import ports
+from serving.local.haproxy import own_haproxy
 from serving.local.local_ray import LocalRay, prepare_environment, token_file
 from serving.local.startup import (
     StartupError,
@@ -65,6 +66,12 @@ def up(settings: Settings) -> int:
     # that matter are those of the replicas, in Ray's log folder.
     logging.disable(logging.INFO)
     ray_instance = _claim_ports(settings)
+    taken = {settings.http.port, ray_instance.dashboard_port, ray_instance.metrics_port}
+    with own_haproxy(settings.http.host, frozenset(taken)):
+        return _serve(settings, ray_instance, console)
+
+
+def _serve(settings: Settings, ray_instance: LocalRay, console: Console) -> int:
     exit_code = _EXIT_FAILED
     ready = False
     try:

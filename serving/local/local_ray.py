@@ -48,6 +48,9 @@ def prepare_environment(environment: Environment) -> None:
     os.environ.setdefault(
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(_MAX_MESSAGE_BYTES)
     )
+    # Requests and their chunks change threads twice less on their way through a front.
+    os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
+    os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
     # Three looks find a proxy dead; at Serve's ten seconds each, nobody is answered for
     # half a minute.
     os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")

@@ -62,12 +62,12 @@ class Deployment:
     port: int
 
     def reload(self, **live: Any) -> None:
-        config, _ = rendered_demo(self.port, **live)
+        config, *_ = rendered_demo(self.port, **live)
         deploy(self.cluster, config, timeout_s=300)
 
 
-def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
-    """Return the Serve config and the rules of the CPU example, on the models here."""
+def rendered_demo(port: int, **live: Any) -> tuple[str, dict, dict[str, str]]:
+    """Return the CPU example on the models here: config, rules, Serve's switches."""
     models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
     folder = DEMO_CONFIG.parent
     values = {
@@ -90,7 +90,10 @@ def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
     given = "--set-json=config.policy.audit=0.2", f"--set-json=live={json.dumps(live)}"
     objects = chart.render(*options, *given)
     (rule,) = objects.of_kind("PrometheusRule")
-    return objects.service["serveConfigV2"], rule["spec"]
+    variables = objects.pods["head"]["spec"]["containers"][0]["env"]
+    own = [one for one in variables if one["name"].startswith("RAY_SERVE_")]
+    switches = {variable["name"]: variable["value"] for variable in own}
+    return objects.service["serveConfigV2"], rule["spec"], switches
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +102,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     # Ray's sockets must fit into 107 characters.
     folder = tmp_path_factory.mktemp("live")
     (http_port,) = find_free_ports(1)
-    config, rules = rendered_demo(http_port)
-    cluster = RayCluster(folder)
+    config, rules, switches = rendered_demo(http_port)
+    cluster = RayCluster(folder, switches)
     prometheus = Prometheus.start(folder, cluster.metrics_port, rules)
     with prometheus.command, cluster:
         # What the chart sets on the Pods.
@@ -243,7 +246,7 @@ def test_logs_are_json_and_carry_the_client_s_request_id(live):
         names = (one.get("deployment") or one["component_name"] for one in entries())
         return " ".join(names)
 
-    wanted = ("proxy", "TetrisFront", "TetrisEngine")
+    wanted = ("TetrisFront", "TetrisEngine")
     wait_until(lambda: all(map(components().__contains__, wanted)), 60)
     wait_until(lambda: any("request" in one for one in entries()), 60)
     (told,) = [one["request"] for one in entries() if "request" in one]

@@ -131,7 +131,7 @@ def test_workers_serve_on_without_their_head(cluster):
 
     def find_proxy() -> psutil.Process | None:
         family = find_processes(worker.process.pid)
-        return next((one for role, one in family if role == "proxy"), None)
+        return next((one for role, one in family if role == "Python proxy"), None)
 
     proxy = wait_until(find_proxy, 60)
     with stream_by(proxy, url) as lines:
@@ -141,7 +141,7 @@ def test_workers_serve_on_without_their_head(cluster):
         gcs.kill()
         # As in a container, all of the head's processes end with it.
         head.process.wait(60)
-        psutil.wait_procs([one for role, one in family if role == "proxy"], 60)
+        psutil.wait_procs([one for role, one in family if role == "Python proxy"], 60)
         received += lines
     assert received == [str(number) for number in range(NUM_CHUNKS)]
     # There is no GCS now, and the worker's proxy is the only one.

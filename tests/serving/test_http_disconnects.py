@@ -53,7 +53,7 @@ def connect(server: Server, content: bytes) -> socket.socket:
 def test_a_client_that_never_reads_keeps_its_seat_no_longer_than_its_answer_takes(
     server,
 ):
-    """Engines wait for no reader: what is not read yet lies in Serve's proxy.
+    """Engines wait for no reader: what is not read yet lies in a front.
 
     The answer is larger than all buffers on the way; and whoever reads it late gets it.
     """
@@ -73,7 +73,7 @@ def test_a_client_that_never_reads_keeps_its_seat_no_longer_than_its_answer_take
 
 
 def test_clients_that_do_not_finish_their_headers_disturb_nobody(server):
-    """Serve's proxy waits for them for ever, and for nothing else's sake."""
+    """The proxy waits for them, and for nothing else's sake."""
     with contextlib.ExitStack() as connections:
         for _ in range(200):
             one = connect(server, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-")

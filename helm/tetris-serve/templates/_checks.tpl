@@ -132,12 +132,13 @@ that concern what Kubernetes is asked for.
 {{- end -}}
 {{- end -}}
 
-{{/* Ray's ports in a Pod; its processes take theirs from 10002 to 19999. */}}
+{{/* Ray's ports in a Pod; its processes take theirs from 10002 to 19999, fronts from 30000. */}}
 {{- define "tetris-serve.checkPort" -}}
 {{- $port := include "tetris-serve.httpPort" . | int -}}
-{{- $own := dict "6379" "GCS" "8265" "the dashboard" "8080" "metrics" "44217" "the autoscaler's metrics" "44227" "the dashboard's metrics" "52365" "Ray's agent" "10001" "Ray's client server" -}}
+{{- $own := dict "6379" "GCS" "8265" "the dashboard" "8080" "metrics" "44217" "the autoscaler's metrics" "44227" "the dashboard's metrics" "52365" "Ray's agent" "10001" "Ray's client server" "8404" "HAProxy's statistics" "9101" "HAProxy's metrics" "8500" "Serve's proxy for want of fronts" -}}
 {{- $owner := get $own (toString $port) -}}
 {{- if and (gt $port 10001) (lt $port 20000) -}}{{- $owner = "Ray's processes" -}}{{- end -}}
+{{- if and (ge $port 30000) (le $port 31000) -}}{{- $owner = "fronts" -}}{{- end -}}
 {{- with $owner -}}
 {{- fail (printf "config.http.port: %d belongs to %s in these Pods; take another one, such as 8000" $port .) -}}
 {{- end -}}

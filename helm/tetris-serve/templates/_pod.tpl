@@ -77,8 +77,20 @@ The last of those that agree in a field, for the API server refuses such lists:
 {{- $root := . -}}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
-# As `tetris-serve up` has them: cheaper streams between replicas, room for long replies,
-# a dead proxy found out in seconds.
+# As `tetris-serve up` has them: HAProxy before the fronts, which stay for streams of an
+# hour and for the seconds in which HAProxy hears that they leave; fewer threads on a
+# request's way, cheaper streams between replicas, room for long replies, a dead proxy
+# found out in seconds.
+- name: RAY_SERVE_ENABLE_HA_PROXY
+  value: "1"
+- name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S
+  value: "3600"
+- name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
+  value: "5"
+- name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
+  value: "0"
+- name: RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP
+  value: "0"
 - name: RAY_SERVE_USE_GRPC_BY_DEFAULT
   value: "1"
 - name: RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH
