@@ -1,7 +1,8 @@
 """`tetris-serve drain-node`: empty a Ray node before its machine goes.
 
 What Kubernetes calls before it stops a worker Pod. Ray Serve then starts replacements
-elsewhere, sends new requests there, and lets the running ones finish.
+elsewhere, sends new requests there, and lets the running ones finish. So does the
+node's proxy, through which streams of fronts on other nodes come.
 """
 
 import subprocess
@@ -17,6 +18,9 @@ _POLL_S: Final = 1.0
 _REASON: Final = "DRAIN_NODE_REASON_PREEMPTION"
 """Unlike an idle termination, it is accepted while replicas run."""
 
+_PROXIES: Final = frozenset({"HAProxyManager", "ProxyActor"})
+"""Serve's actors with clients' connections; one that drains stays for half a minute."""
+
 
 class DrainError(RuntimeError):
     """The node cannot be drained."""
@@ -30,10 +34,11 @@ def add_drain_command(commands: Any) -> None:
     """
     parser = commands.add_parser(
         "drain-node",
-        help="move the replicas of this Ray node elsewhere and wait for their requests",
+        help="move the replicas of this Ray node elsewhere and wait for its requests",
         description=(
-            "Tell Ray that this node is about to stop, and return once no replica is "
-            "left on it. Exits with 1 if some are at the deadline or Ray refuses."
+            "Tell Ray that this node is about to stop, and return once no replica and "
+            "no proxy is left on it. Exits with 1 if one is at the deadline, or if Ray "
+            "refuses."
         ),
     )
     parser.add_argument(
@@ -60,22 +65,22 @@ def drain_node(deadline_s: int, node_id: str | None = None) -> int:
         node_id: Ray's id of the node in hex; the one node on this machine when None.
 
     Returns:
-        The exit code: 0 once no replica is left, 1 if some are at the deadline or Ray
-        cannot be asked.
+        The exit code: 0 once no replica and no proxy is left, 1 if one is at the
+        deadline or Ray cannot be asked.
     """
     ends_s = time.monotonic() + deadline_s
     console = Console()
     try:
         node_id = node_id or _find_own_node()
         _ask_ray(node_id, deadline_s)
-        left = _wait_until_empty(lambda: _count_replicas(node_id), ends_s, console)
+        left = _wait_until_empty(lambda: _count_busy(node_id), ends_s, console)
     except DrainError as error:
         complain(f"error: {error}")
         return 1
     if left:
-        complain(f"error: {left} replicas still run after {deadline_s} s")
+        complain(f"error: {left} replicas or proxies still run after {deadline_s} s")
         return 1
-    console.say(f"drained: no replica is left on node {node_id}")
+    console.say(f"drained: no replica and no proxy is left on node {node_id}")
     return 0
 
 
@@ -110,22 +115,23 @@ def _ask_ray(node_id: str, deadline_s: int) -> None:
 
 
 def _wait_until_empty(
-    count_replicas: Callable[[], int], ends_s: float, console: Console
+    count_busy: Callable[[], int], ends_s: float, console: Console
 ) -> int:
-    """Wait until no replica is left, and return how many are when time is up."""
-    while (left := count_replicas()) and time.monotonic() < ends_s:
-        console.step(f"draining: {left} replicas left")
+    """Wait until nothing is busy, and return how many are when time is up."""
+    while (left := count_busy()) and time.monotonic() < ends_s:
+        console.step(f"draining: {left} replicas or proxies left")
         time.sleep(_POLL_S)
     return left
 
 
-def _count_replicas(node_id: str) -> int:
+def _count_busy(node_id: str) -> int:
     from ray.util.state import list_actors
 
     actors = _answer_of(
         list_actors, filters=[("state", "=", "ALIVE"), ("node_id", "=", node_id)]
     )
-    return sum(actor.class_name.startswith("ServeReplica:") for actor in actors)
+    names = [actor.class_name for actor in actors]
+    return sum(one.startswith("ServeReplica:") or one in _PROXIES for one in names)
 
 
 def _answer_of(question: Callable[..., list[Any]], **options: Any) -> list[Any]:

@@ -75,7 +75,7 @@ def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(
         received += lines
     assert received == [str(number) for number in range(NUM_CHUNKS)]
     assert drain.process.wait(DEADLINE_S) == 0, drain.output
-    assert "no replica is left" in drain.output
+    assert "no replica and no proxy is left" in drain.output
     (new,) = wait_until(lambda: replica_nodes(cluster), 120)
     assert new != old
     assert httpx.get(f"http://127.0.0.1:{port}/", timeout=120).is_success
