@@ -11,6 +11,8 @@ from tests.conftest import run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "loadtest" / "results" / "engine-cpu"
+FRONT_RESULTS = ROOT / "loadtest" / "results" / "front-cpu"
+METRICS = ("output_tokens_per_s", "ttft_p50_ms", "cpu_ms_per_token")
 
 PAGES = run("git", "ls-files", "*README.md").stdout.splitlines()
 
@@ -73,9 +75,57 @@ def render_first_page():
     )
 
 
+def render_http_path():
+    """Render what the front costs: ours over `vllm serve`, and CPU time by process."""
+    names = ["tokens/s", "time to first token", "CPU time outside the engine"]
+    lines = [["", "in flight", *names]]
+    for folder, model in (("http", "tiny pair"), ("http-slow", "SmolLM2")):
+        results = json.loads((FRONT_RESULTS / folder / "results.json").read_text())
+        ratios = {
+            (one["arm"], one["against"], one["load"], one["metric"]): one
+            for one in results["ratios"]
+        }
+        loads = dict.fromkeys(load for *_, load, _ in ratios)
+        for policy, pair in (("none", "ours vllm"), ("fixed:2", "ours2 vllm2")):
+            ours, theirs = pair.split()
+            for load in loads:
+                found = [ratios.get((ours, theirs, load, one)) for one in METRICS]
+                if all(found):
+                    cells = [
+                        "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**one)
+                        for one in found
+                    ]
+                    lines.append(
+                        [f"{model}, `{policy}`", load.partition(":")[2], *cells]
+                    )
+    return f"{write_table(lines)}\n\n{render_processes()}"
+
+
+def render_processes():
+    results = json.loads((FRONT_RESULTS / "http" / "results.json").read_text())
+    by_role = {
+        (row["arm"], row["load"]): row["cpu_ms_per_token_by_role"]
+        for row in results["rows"]
+    }
+    loads = dict.fromkeys(load for _, load in by_role)
+    lines = [["ms a token", *(load.partition(":")[2] for load in loads)]]
+    for arm, roles in (
+        ("vllm", ["server"]),
+        ("ours", ["front", "replica", "controller", "proxy", "proxy's manager"]),
+    ):
+        for role in roles:
+            cells = [f"{by_role[arm, load][role]:.2f}" for load in loads]
+            lines.append([f"{arm}: {role}", *cells])
+    return write_table(lines)
+
+
 @pytest.mark.parametrize(
     ("page", "render"),
-    [("README.md", render_first_page), ("loadtest/README.md", render_sweep)],
+    [
+        ("README.md", render_first_page),
+        ("loadtest/README.md", render_sweep),
+        ("serving/front/README.md", render_http_path),
+    ],
 )
 def test_the_table_is_what_was_measured(page, render):
     found = re.search(
