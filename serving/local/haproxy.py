@@ -16,8 +16,9 @@ from typing import Final
 
 from serving.local import ports
 
-_REACHABLE_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "0.0.0.0"})
-"""HAProxy looks for fronts of its own node at 127.0.0.1, wherever they listen."""
+_REACHABLE_HOSTS: Final = frozenset({"127.0.0.1", "0.0.0.0"})
+"""HAProxy looks for fronts of its own node at 127.0.0.1, wherever they listen; to them
+`localhost` may mean ::1."""
 
 _PORTS: Final = {
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
@@ -38,7 +39,7 @@ _FILES: Final = {
 _DEREGISTER_S: Final = "1"
 """A front that stops is reachable so much longer: HAProxy hears of it within 0.1 s."""
 
-LONGEST_STREAM_S: Final = "3600"
+_LONGEST_STREAM_S: Final = "3600"
 """After a change of fronts the HAProxy before goes on for its connections so long."""
 
 
@@ -65,7 +66,7 @@ def own_haproxy(host: str, taken: frozenset[int]) -> Iterator[None]:
     os.environ.setdefault(
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _DEREGISTER_S
     )
-    os.environ.setdefault("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", LONGEST_STREAM_S)
+    os.environ.setdefault("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", _LONGEST_STREAM_S)
     os.environ.setdefault(
         "RAY_SERVE_HAPROXY_NBTHREAD", str(min(4, os.cpu_count() or 1))
     )

@@ -38,7 +38,7 @@ def test_two_that_run_at_a_time_share_neither_ports_nor_folder():
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("host", ["::1", "192.0.2.7"])
+@pytest.mark.parametrize("host", ["::1", "localhost", "192.0.2.7"])
 def test_serves_own_proxy_stays_where_haproxy_would_find_no_front(host):
     with own_haproxy(host, frozenset()):
         assert SWITCH not in os.environ

