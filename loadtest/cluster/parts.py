@@ -28,7 +28,7 @@ from loadtest.compare.processes import find_victims
 from loadtest.compare.scrape import repeat, scrape, summarise_server
 from loadtest.load.options import LoadOptions, read_header
 
-from .watch import PERIOD_S, Watch, count_leases
+from .watch import PERIOD_S, Watch, count_begun
 
 _POLICY: Final = "goodput:8"
 _TOKENS: Final = 128
@@ -238,10 +238,10 @@ def play_neighbour(stage: Stage) -> dict[str, Any]:
             with _burn(0) if name == "neighbour" else contextlib.nullcontext():
                 # What was on its way, and learnt before, is not to count.
                 play.send(f"{name}-before", "closed:12", 20)
-                before = count_leases(play.deployment)
+                before = count_begun(play.deployment)
                 outcomes = play.send(name, "closed:12", 60)
                 time.sleep(play.deployment.settle_s)
-                after = count_leases(play.deployment)
+                after = count_begun(play.deployment)
             counts = sorted(after[r] - before.get(r, 0.0) for r in after)
             found[name] = {
                 "requests": len(outcomes),

@@ -17,7 +17,7 @@ _SERIES: Final = {
     "tetris_unplaced_requests": "waiting",
     "tetris_replica_start_seconds": "start_s",
 }
-_LEASES: Final = "serve_deployment_request_counter_total"
+_BEGUN: Final = "tetris_begun_requests_total"
 
 
 @dataclass
@@ -69,12 +69,12 @@ def read_series(deployment: Deployment) -> dict[str, float]:
     return found
 
 
-def count_leases(deployment: Deployment) -> dict[str, float]:
+def count_begun(deployment: Deployment) -> dict[str, float]:
     """Return how many requests each engine replica has begun."""
     return {
         labels["replica"]: value
         for name, labels, value in _read(deployment)
-        if name == _LEASES and _is_engine(labels)
+        if name == _BEGUN
     }
 
 
@@ -85,4 +85,4 @@ def _is_engine(labels: dict[str, str]) -> bool:
 def _read(deployment: Deployment) -> Iterator[tuple[str, dict[str, str], float]]:
     for page in deployment.metrics_urls:
         text = deployment.endpoint.fetch(page) or ""
-        yield from read_samples(text, lambda name: name in {*_SERIES, _LEASES})
+        yield from read_samples(text, lambda name: name in {*_SERIES, _BEGUN})

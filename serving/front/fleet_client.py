@@ -31,11 +31,14 @@ from serving.front.lease_holder import LeaseHolder, UnsendableError, lease_conte
 from serving.front.lease_queue import LeaseQueue
 from serving.front.request_log import LEFT, log_end
 from serving.front.routing import Routing
+from serving.front.spare_leases import SpareLeases
 from serving.front.token_links import TokenLinks
+from serving.replica.leases import BUSY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from serving.front.in_flight import Lease
     from serving.front.lease_holder import OpenStream
     from serving.front.request_class import ClassShare
     from serving.front.token_link import TokenLink
@@ -112,6 +115,7 @@ class FleetClient(EngineCoreClient):
             self._links, self.credit, self.routing, classes, max_requests, self._replies
         )
         self._leases = LeaseHolder(front, fingerprint, open_stream, self._links)
+        self._spares = SpareLeases(self.routing.is_leaving)
         self._queue: LeaseQueue[InFlight] = LeaseQueue(
             self._start_lease, self._may_lease
         )
@@ -184,7 +188,8 @@ class FleetClient(EngineCoreClient):
         self._links.tell_waiting(num_waiting, self.routing.staying)
 
     def fail_overdue(self) -> None:
-        """Fail what has waited too long for a replica; call it now and then."""
+        """End what has waited too long, request or lease; call it now and then."""
+        self._spares.end_old()
         now_s = time.monotonic()
         for one in self._requests:
             if self.admission.has_expired(one):
@@ -220,48 +225,47 @@ class FleetClient(EngineCoreClient):
         if one not in self._requests:
             asyncio.get_running_loop().call_soon(self._queue.settle)
             return
-        self.credit.note_opened(one)
-        wanted, engine_id = self.routing.choose(one), one.engine_id
-        is_settled = False
-
-        def settle(link: TokenLink | None) -> None:
-            nonlocal is_settled
-            if is_settled:
-                return
-            is_settled = True
-            self.routing.note_settled(one, link)
-            if link is not None and self._requests.find(engine_id) is one:
-                one.num_refusals = 0
-                self._place(one, link)
-            self._queue.settle()
-
-        holding = self._hold(one, engine_id, wanted, settle)
-        one.lease = self._leases.start(holding, one.context)
-        # One that is cancelled before its first step never runs, and says nothing.
-        one.lease.add_done_callback(lambda _: settle(None))
-
-    async def _hold(
-        self,
-        one: InFlight,
-        engine_id: str,
-        wanted: str,
-        settle: Callable[[TokenLink | None], None],
-    ) -> None:
-        failure: tuple[str, HTTPStatus] | None = None
         try:
-            reason = await self._leases.hold(one, wanted, settle)
+            frames = self._leases.encode(one)
         except UnsendableError as error:
-            logger.warning("Request %s cannot be sent: %r", engine_id, error.__cause__)
-            failure = str(error), HTTPStatus.BAD_REQUEST
-        except Exception:
-            logger.exception("The lease of request %s failed", one.request_id)
-            failure = _FAULT, HTTPStatus.INTERNAL_SERVER_ERROR
-        if self._requests.find(engine_id) is not one:
+            logger.warning("%s cannot be sent: %r", one.engine_id, error.__cause__)
+            asyncio.get_running_loop().call_soon(self._queue.settle)
+            self._fail(one, str(error), HTTPStatus.BAD_REQUEST)
             return
-        if failure is None:
-            self._move(one, reason)
+        self.credit.note_opened(one)
+        one.was_alone = one.must_run_alone
+        wanted = self.routing.choose(one)
+        link = self.routing.find_chosen(one)
+        spare = self._spares.take(link) if link is not None else None
+        if link is None or spare is None:
+            one.lease = self._leases.open(
+                one, frames, wanted, self._note_settled, self._note_over
+            )
+            return
+        link.go_on(spare.request_id, frames)
+        spare.hand_to(one)
+        self._note_settled(one, spare, link)
+
+    def _note_settled(
+        self, one: InFlight, lease: Lease, link: TokenLink | None
+    ) -> None:
+        """Note which replica has a request by a lease, None for none."""
+        self.routing.note_settled(one, link)
+        if link is not None and lease.is_of(one) and one in self._requests:
+            one.num_refusals = 0
+            self._place(one, link)
+        # Whoever calls may be in the midst of the queue.
+        asyncio.get_running_loop().call_soon(self._queue.settle)
+
+    def _note_over(self, lease: Lease, reason: str | None) -> None:
+        """Note that a lease has ended by itself, and why; None for a fault of ours."""
+        one = lease.one
+        if one is None or not lease.is_of(one) or one not in self._requests:
+            return
+        if reason is None:
+            self._fail(one, _FAULT, HTTPStatus.INTERNAL_SERVER_ERROR)
         else:
-            self._fail(one, *failure)
+            self._move(one, reason)
 
     def _place(self, one: InFlight, link: TokenLink | None) -> None:
         """Note which replica has a request, None for none."""
@@ -296,7 +300,7 @@ class FleetClient(EngineCoreClient):
             for event in output.events or ():
                 event.timestamp += shift_s
             if output.finish_reason is not None:
-                ended.append(output.request_id)
+                ended.append(one)
                 log_end(one, str(output.finish_reason), output.spec_decode_metrics)
                 self._replies.note(one.turn.flow, len(one.emitted))
                 self._forget(one.request_id)
@@ -304,7 +308,7 @@ class FleetClient(EngineCoreClient):
             output.request_id = one.request_id
             outputs.append(output)
         if ended:
-            link.end(ended)
+            self._spares.end(link, ended)
         if outputs:
             step.outputs, step.timestamp = outputs, now_s
             step.scheduler_stats = None
@@ -313,20 +317,18 @@ class FleetClient(EngineCoreClient):
             self._move(one, "engine is shut down")
 
     def _lose_link(self, link: TokenLink, reason: str) -> None:
+        self._spares.lose(link)
         lost = [one for one in self._requests if one.link is link]
         if lost:
-            logger.warning(
-                "Lost the token channel to replica %s (%s) with %d requests",
-                link.offer.replica,
-                reason,
-                len(lost),
-            )
+            name = link.offer.replica
+            logger.warning("Lost replica %s with %d: %s", name, len(lost), reason)
         for one in lost:
             self._move(one, reason)
 
     def _move(self, one: InFlight, reason: str) -> None:
         """Let another engine go on with a request."""
-        was_placed, was_alone = one.link is not None, one.was_alone
+        # One that is busy has not taken what it was handed.
+        was_placed, was_alone = one.link is not None and reason != BUSY, one.was_alone
         self._requests.pop(one.request_id)
         self.credit.note_left(one)
         self._give_up(one)
@@ -363,7 +365,7 @@ class FleetClient(EngineCoreClient):
         self._queue.remove(one)
         if one.link is not None and not one.link.is_lost:
             one.link.abort([one.engine_id])
-        elif one.lease is not None and one.lease is not asyncio.current_task():
+        elif one.lease is not None:
             one.lease.cancel()
         self._place(one, None)
         self._note_begun(one)

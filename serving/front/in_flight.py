@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import copy
 import dataclasses
@@ -13,7 +14,6 @@ from policies.decisions.fairness import Turn
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterator
 
     from serving.front.caller import Caller
@@ -25,6 +25,42 @@ MAX_SHARED_DEATHS: Final = 2
 _SEED_BITS: Final = 63
 
 _NO_TURN: Final = Turn("", 0.0)
+
+
+@dataclasses.dataclass(eq=False)
+class Lease:
+    """A place in a replica: one streaming call, for one request after another.
+
+    Attributes:
+        one: Whose it is, None while it is spare.
+        request_id: Of the request in the engine that it has, or had last.
+        link: To the replica, once that has accepted the first request.
+        call: Follows the call until it ends.
+    """
+
+    one: InFlight | None
+    request_id: str
+    link: TokenLink | None = None
+    call: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its call has ended."""
+        return self.call is not None and self.call.done()
+
+    def is_of(self, one: InFlight) -> bool:
+        """Return whether it is this request's, in its present attempt."""
+        return one.lease is self and self.request_id == one.engine_id
+
+    def hand_to(self, one: InFlight) -> None:
+        """Make it another request's."""
+        self.one, self.request_id = one, one.engine_id
+        one.lease = self
+
+    def cancel(self) -> None:
+        """End the call, unless it is what asks for that."""
+        if self.call is not None and self.call is not asyncio.current_task():
+            self.call.cancel()
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,7 +79,7 @@ class InFlight:
         has_seat: Whether it counts among the seats that its flow holds.
         has_prompt_logprobs: Whether those have come.
         link: Where its tokens come from, once placed.
-        lease: The task that holds its lease.
+        lease: Its place in a replica, or what looks for one.
         taken_s: When the front took it, monotonic.
         first_s: When its first token came, likewise; None before.
         since_s: When it began to wait for a replica, monotonic.
@@ -64,7 +100,7 @@ class InFlight:
     has_seat: bool = False
     has_prompt_logprobs: bool = False
     link: TokenLink | None = None
-    lease: asyncio.Task[None] | None = None
+    lease: Lease | None = None
     taken_s: float = 0.0
     first_s: float | None = None
     since_s: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -12,15 +13,19 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import MsgpackEncoder
+from serving.front.in_flight import Lease
 from serving.replica.leases import ACCEPTED, OFFER
 from serving.replica.token_channel import LinkOffer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from serving.front.in_flight import InFlight
     from serving.front.token_link import TokenLink
     from serving.front.token_links import TokenLinks
+
+    OnSettled = Callable[["InFlight", "Lease", TokenLink | None], None]
+    OnOver = Callable[["Lease", str | None], None]
 
     class OpenStream(Protocol):
         """Opens a lease, as `EngineServer.lease`."""
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
             """Return what can be iterated once, and cancelled."""
 
 
+logger = logging.getLogger("ray.serve")
+
 PATIENCE_S: Final = 10.0
 """For the first word of a replica that was chosen: it comes at once, or never, as when
 its host has vanished, which Ray finds out much later."""
@@ -48,7 +55,7 @@ class UnsendableError(Exception):
 
 
 class LeaseHolder:
-    """Sends requests to replicas and follows what becomes of their leases."""
+    """Opens leases and follows what becomes of them."""
 
     def __init__(
         self, front: bytes, fingerprint: str, open_stream: OpenStream, links: TokenLinks
@@ -69,43 +76,70 @@ class LeaseHolder:
         self._encoder = MsgpackEncoder()
         self._decode_offer = msgspec.msgpack.Decoder(LinkOffer).decode
 
-    def start(
-        self, holding: Coroutine[Any, Any, None], context: contextvars.Context
-    ) -> asyncio.Task[None]:
-        """Run something that holds a lease.
-
-        Args:
-            holding: Runs until the lease has ended.
-            context: From `lease_context`, for whoever calls this may be handling
-                another request's message.
-        """
-        return asyncio.get_running_loop().create_task(holding, context=context.copy())
-
-    async def hold(
-        self,
-        one: InFlight,
-        wanted: str,
-        on_settled: Callable[[TokenLink | None], None],
-    ) -> str:
-        """Hold one lease from end to end.
-
-        Args:
-            one: Whose it is.
-            wanted: Serve's name of the replica it is meant for, "" for any.
-            on_settled: Told once of the link to the replica that has accepted it, or
-                that it will get none.
-
-        Returns:
-            Why it ended.
+    def encode(self, one: InFlight) -> list[bytes]:
+        """Return a request's frames, as for the engine core.
 
         Raises:
             UnsendableError: No replica can be sent the request.
         """
-        one.was_alone = one.must_run_alone
         try:
-            frames = [bytes(frame) for frame in self._encoder.encode(one.request_now())]
+            return [bytes(frame) for frame in self._encoder.encode(one.request_now())]
         except Exception as error:
             raise UnsendableError(_UNSENDABLE) from error
+
+    def open(
+        self,
+        one: InFlight,
+        frames: Sequence[bytes],
+        wanted: str,
+        on_settled: OnSettled,
+        on_over: OnOver,
+    ) -> Lease:
+        """Begin to look for a place for a request.
+
+        Args:
+            one: Whose it is at first.
+            frames: It, encoded.
+            wanted: Serve's name of the replica it is meant for, "" for any.
+            on_settled: Told once of the link to the replica that has accepted it, or
+                that it will get none.
+            on_over: Told why it has ended by itself, None for a fault of ours.
+        """
+        lease = Lease(one, one.engine_id)
+        is_settled = False
+
+        def settle(link: TokenLink | None) -> None:
+            nonlocal is_settled
+            if not is_settled:
+                is_settled = True
+                on_settled(one, lease, link)
+
+        async def follow() -> None:
+            try:
+                reason = await self._hold(lease, one, frames, wanted, settle)
+            except Exception:
+                logger.exception("The lease of request %s failed", one.request_id)
+                on_over(lease, None)
+            else:
+                on_over(lease, reason)
+
+        # Not in the context of whoever calls, who may handle another's message.
+        lease.call = asyncio.get_running_loop().create_task(
+            follow(), context=one.context.copy()
+        )
+        # One that is cancelled before its first step never runs, and says nothing.
+        lease.call.add_done_callback(lambda _: settle(None))
+        return lease
+
+    async def _hold(
+        self,
+        lease: Lease,
+        one: InFlight,
+        frames: Sequence[bytes],
+        wanted: str,
+        settle: Callable[[TokenLink | None], None],
+    ) -> str:
+        """Hold a lease from end to end; return why it ended."""
         is_placed, reason, stream = False, "lease ended", None
         try:
             stream = self._open_stream(
@@ -123,8 +157,8 @@ class LeaseHolder:
                         continue
                     link = self._links.open(self._decode_offer(data))
                     if kind == ACCEPTED:
-                        is_placed = True
-                        on_settled(link)
+                        is_placed, lease.link = True, link
+                        settle(link)
         except (asyncio.CancelledError, TimeoutError) as error:
             if stream is not None:
                 stream.cancel()
@@ -135,7 +169,7 @@ class LeaseHolder:
             reason = "engine died" if _lost_its_engine(error) else repr(error)
         finally:
             if not is_placed:
-                on_settled(None)
+                settle(None)
         return reason
 
 

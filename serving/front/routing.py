@@ -72,7 +72,7 @@ class Routing:
     @property
     def staying(self) -> list[TokenLink]:
         """Links to replicas that may be leased: to all but those that drain."""
-        return [link for link in self._links.all if not self._is_leaving(link)]
+        return [link for link in self._links.all if not self.is_leaving(link)]
 
     def choose(self, one: InFlight) -> str:
         """Return Serve's name of the replica for a request, "" to let Serve choose."""
@@ -129,6 +129,10 @@ class Routing:
                 return name
         return ""
 
+    def find_chosen(self, one: InFlight) -> TokenLink | None:
+        """Return where a request is on its way to, None if Serve chooses."""
+        return self._coming.get(one)
+
     def note_settled(self, one: InFlight, link: TokenLink | None) -> None:
         """Note where a lease went in the end, None for nowhere."""
         wanted = self._coming.pop(one, None)
@@ -178,7 +182,7 @@ class Routing:
         state = link.state
         has_room = link.num_requests == 0 or num_tokens <= state.num_free_kv_tokens
         has_seat = link.num_free_seats > link.num_coming
-        if not (has_room and has_seat) or self._is_leaving(link):
+        if not (has_room and has_seat) or self.is_leaving(link):
             return None
         if self._is_stale(link):
             return None
@@ -203,7 +207,7 @@ class Routing:
             num_prompt_tokens=link.num_prompt_tokens,
         )
 
-    def _is_leaving(self, link: TokenLink) -> bool:
+    def is_leaving(self, link: TokenLink) -> bool:
         """Serve lists no replica that drains; its tokens come to the end."""
         running = self._running_ids()
         return bool(running) and link.offer.serve_id not in running

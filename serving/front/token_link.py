@@ -17,6 +17,8 @@ from serving.replica.token_channel import (
     ABORT,
     ENDED,
     HELLO,
+    KEPT,
+    NEXT,
     WAITING,
     ReplicaState,
     decode_sequence,
@@ -136,17 +138,34 @@ class TokenLink:
         return math.ceil(kept / self.state.num_fronts)
 
     @property
+    def num_to_lease(self) -> int:
+        """Requests that all fronts together may have there."""
+        num_seats = self.offer.num_seats
+        return num_seats + math.ceil(num_seats / SPARE_SHARE)
+
+    @property
     def num_free_seats(self) -> int:
         """Requests that this front may add, if every front takes its part."""
-        num_seats = self.offer.num_seats
-        num_seats += math.ceil(num_seats / SPARE_SHARE)
-        free = num_seats - self._num_others - self._num_held_then
+        free = self.num_to_lease - self._num_others - self._num_held_then
         share = math.ceil(free / self.state.num_fronts)
         return max(0, share - (self.num_held - self._num_held_then))
 
     def end(self, request_ids: Iterable[str]) -> None:
         """Tell the replica that requests have ended, which ends their leases."""
         self._send(ENDED, msgspec.msgpack.encode(list(request_ids)))
+
+    def keep(self, request_ids: Iterable[str]) -> None:
+        """Tell the replica that requests have ended, and their leases have not."""
+        self._send(KEPT, msgspec.msgpack.encode(list(request_ids)))
+
+    def go_on(self, request_id: str, frames: Sequence[bytes]) -> None:
+        """Hand a lease's next request to the replica.
+
+        Args:
+            request_id: Of the last one.
+            frames: The next, encoded as for the engine core.
+        """
+        self._send(NEXT, msgspec.msgpack.encode((request_id, frames)))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Tell the replica that nobody waits for requests any more."""

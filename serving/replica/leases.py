@@ -1,8 +1,10 @@
 """Leases: what runs in this replica's engine, for which front, until when.
 
 A lease is a streaming Serve call that lasts as long as its request: while it runs it
-holds a slot of the replica, so that Serve's routing, limits, autoscaling and draining
-count it. Its tokens travel over the token channel.
+holds a slot of the replica, so that Serve's routing, limits and draining count it. Its
+tokens travel over the token channel. When its request has ended the front may keep it
+for a moment, and then hands over the next one by the token channel too: a Serve call
+costs several steps of a fast engine.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from serving.engine.compat import EngineCoreRequest, MsgpackDecoder
-from serving.replica.token_channel import ABORT, ENDED, GOODBYE, HELLO, WAITING
+from serving.replica.token_channel import (
+    ABORT,
+    ENDED,
+    GOODBYE,
+    HELLO,
+    KEPT,
+    NEXT,
+    WAITING,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -35,30 +45,64 @@ BUSY: Final = "busy"
 
 LINK_TIMEOUT_S: Final = 10.0
 
+_decode_ids: Final = msgspec.msgpack.Decoder(list[str]).decode
+_decode_next: Final = msgspec.msgpack.Decoder(tuple[str, list[bytes]]).decode
+
 
 class LeaseLostError(Exception):
     """A lease ended before its request did."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
+class _Lease:
+    """One call.
+
+    Attributes:
+        request_id: Of the request that it has, or had last.
+        ended: Resolved when the call is to end, with its last word if it has one.
+    """
+
+    request_id: str
+    ended: asyncio.Future[str] = dataclasses.field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def end(self, word: str = "") -> None:
+        """End the call, if nothing has yet."""
+        if not self.ended.done():
+            self.ended.set_result(word)
+
+    def fail(self, error: Exception) -> None:
+        """End the call by an error, if nothing has ended it yet."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+
+@dataclasses.dataclass(eq=False)
 class _Seat:
     """A front's place at this replica.
 
     Attributes:
         slot: Of the engine.
         linked: Whether its token channel stands.
-        leases: Resolved when a request has ended, by its id.
+        leases: Those of requests in the engine, by their ids.
+        spares: Those kept for a next request, by the ids of the last ones.
         num_waiting: What waits at the front for a replica, this one's share.
     """
 
     slot: int
     linked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    leases: dict[str, asyncio.Future[None]] = dataclasses.field(default_factory=dict)
+    leases: dict[str, _Lease] = dataclasses.field(default_factory=dict)
+    spares: dict[str, _Lease] = dataclasses.field(default_factory=dict)
     num_waiting: int = 0
 
 
 class Leases:
-    """Admits requests to one engine and knows when each has ended."""
+    """Admits requests to one engine and knows when each has ended.
+
+    Attributes:
+        on_begun: Told of each request that the engine is given.
+    """
 
     def __init__(
         self,
@@ -82,6 +126,7 @@ class Leases:
         self._free_slots = list(range(num_slots - 1, 0, -1))
         self._add, self._abort, self._flush = add, abort, flush
         self._decoder = MsgpackDecoder(EngineCoreRequest)
+        self.on_begun: Callable[[], None] = lambda: None
         self._seats: dict[bytes, _Seat] = {}
         self._lone: str | None = None
         self._emptied = asyncio.Event()
@@ -150,27 +195,39 @@ class Leases:
     async def _run(
         self, seat: _Seat, request: Any
     ) -> AsyncGenerator[tuple[str, bytes], None]:
-        request_id = request.request_id
-        ended = asyncio.get_running_loop().create_future()
-        seat.leases[request_id] = ended
+        lease = _Lease(request.request_id)
+        seat.leases[lease.request_id] = lease
         try:
-            await self._add(request)
+            await self._begin(request)
             yield ACCEPTED, self._offer
-            await ended
+            word = await lease.ended
+            if word:
+                yield word, b""
         finally:
-            if not ended.done() or ended.cancelled():
-                self._start(self._abort([request_id]))
-            seat.leases.pop(request_id, None)
-            if not self.num_running:
-                self._emptied.set()
+            seat.spares.pop(lease.request_id, None)
+            if seat.leases.pop(lease.request_id, None) and (
+                not lease.ended.done() or lease.ended.cancelled()
+            ):
+                self._start(self._abort([lease.request_id]))
+            self._note_ended()
+
+    async def _begin(self, request: Any) -> None:
+        self.on_begun()
+        await self._add(request)
+
+    def _note_ended(self) -> None:
+        if not self.num_running:
+            self._emptied.set()
 
     def hear(self, front: bytes, kind: bytes, payload: bytes) -> None:
         """Act on what a front says, or on its silence.
 
         Args:
             front: Its name.
-            kind: `HELLO`, `ENDED`, `ABORT`, `WAITING` or `GOODBYE`.
-            payload: Request ids for `ENDED` and `ABORT`, a number for `WAITING`.
+            kind: `HELLO`, `ENDED`, `KEPT`, `NEXT`, `ABORT`, `WAITING` or `GOODBYE`.
+            payload: Request ids for `ENDED`, `KEPT` and `ABORT`; the last id of a lease
+                that was kept, and its next request's frames, for `NEXT`; a number for
+                `WAITING`.
         """
         seat = self._seats.get(front)
         if seat is None and kind == HELLO and self._free_slots:
@@ -189,14 +246,55 @@ class Leases:
             seat.num_waiting = 0
             self._lose_all(seat)
             self._leave_later(front)
-        elif kind in (ENDED, ABORT):
-            request_ids = msgspec.msgpack.decode(payload, type=list[str])
+        elif kind == NEXT:
+            request_id, frames = _decode_next(payload)
+            lease = seat.spares.pop(request_id, None)
+            # Without it its call has ended, and with that the front's wait.
+            if lease is not None and not lease.ended.done():
+                self._go_on(seat, lease, frames)
+        elif kind in (ENDED, KEPT, ABORT):
+            request_ids = _decode_ids(payload)
             if kind == ABORT:
                 self._start(self._abort(request_ids))
             for request_id in request_ids:
-                ended = seat.leases.get(request_id)
-                if ended is not None and not ended.done():
-                    ended.set_result(None)
+                if kind == KEPT:
+                    self._keep(seat, request_id)
+                elif lease := seat.leases.get(request_id) or seat.spares.get(
+                    request_id
+                ):
+                    lease.end()
+
+    def _keep(self, seat: _Seat, request_id: str) -> None:
+        """Let a lease whose request has ended wait for the next one."""
+        lease = seat.leases.get(request_id)
+        if lease is None or lease.ended.done():
+            return
+        if request_id == self._lone:
+            lease.end()
+        else:
+            seat.spares[request_id] = seat.leases.pop(request_id)
+            self._note_ended()
+
+    def _go_on(self, seat: _Seat, lease: _Lease, frames: Sequence[bytes]) -> None:
+        """Run the next request of a lease that was kept."""
+        if self._lone is not None:
+            lease.end(BUSY)
+            return
+        try:
+            request = self._decoder.decode(frames)
+        except Exception as error:
+            lease.fail(error)
+            return
+        request.client_index = seat.slot
+        lease.request_id = request.request_id
+        seat.leases[lease.request_id] = lease
+        self._start(self._begin_next(lease, request))
+
+    async def _begin_next(self, lease: _Lease, request: Any) -> None:
+        try:
+            await self._begin(request)
+        except Exception as error:
+            lease.fail(error)
 
     def _take_seat(self, front: bytes) -> _Seat:
         seat = self._seats.get(front)
@@ -208,9 +306,9 @@ class Leases:
         return seat
 
     def _lose_all(self, seat: _Seat) -> None:
-        lost = [name for name, ended in seat.leases.items() if not ended.done()]
-        for request_id in lost:
-            seat.leases[request_id].set_exception(LeaseLostError("connection lost"))
+        lost = [name for name, one in seat.leases.items() if not one.ended.done()]
+        for lease in [*seat.leases.values(), *seat.spares.values()]:
+            lease.fail(LeaseLostError("connection lost"))
         if lost:
             self._start(self._abort(lost))
 
@@ -221,7 +319,9 @@ class Leases:
         """Free the slot of a front that is gone, once nothing can come in it."""
         await self._flush()
         seat = self._seats.get(front)
-        if seat is not None and not (seat.linked.is_set() or seat.leases):
+        if seat is not None and not (
+            seat.linked.is_set() or seat.leases or seat.spares
+        ):
             del self._seats[front]
             self._relay.take_slot(seat.slot)
             self._free_slots.append(seat.slot)

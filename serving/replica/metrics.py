@@ -14,6 +14,7 @@ Useful ratios (PromQL, over any window):
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -361,6 +362,14 @@ class CapacityMetrics:
     def record_failure(self) -> None:
         """Count a reading that failed."""
         self._failures.inc(1)
+
+
+def count_begun() -> Callable[[], None]:
+    """Register a counter of requests, and return what counts one."""
+    counter = metrics.Counter(
+        "tetris_begun_requests_total", "Requests that the engine was given."
+    )
+    return functools.partial(counter.inc, 1)
 
 
 def _make_counters(

@@ -22,6 +22,7 @@ from serving.replica.metrics import (
     CapacityMetrics,
     SnapshotRecorder,
     SpeculationMetrics,
+    count_begun,
     poll_snapshots,
 )
 from serving.replica.options import ReplicaOptions
@@ -142,6 +143,7 @@ class EngineServer(LLMServer):
             count_warm_start(self._options.policy_name, outcome)
             self._metrics = SpeculationMetrics(self._options.policy_name)
             self._poll(self.engine.take_snapshot, self._metrics)
+        self.engine.leases.on_begun = count_begun()
         self._background.append(asyncio.create_task(self._follow_engine()))
         self._background.append(asyncio.create_task(self._sum_up_stats()))
         reader = capacity_reader(

@@ -5,7 +5,8 @@ client's own (a *slot*). A thread of the replica's actor forwards those messages
 unread, to the front that holds the slot:
 
     replica -> front    [sequence, state, frame, ...]   frames as the engine made them
-    front -> replica    [kind, payload]                 HELLO, ENDED, ABORT or WAITING
+    front -> replica    [kind, payload]                 HELLO, ENDED, KEPT, NEXT, ABORT
+                                                        or WAITING
 
 `sequence` counts a front's messages from 0, so that one that got lost shows. `state` is
 what routing wants to know of the replica (`ReplicaState`); an idle replica sends it
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 HELLO: Final = b"hello"
 ENDED: Final = b"ended"
+KEPT: Final = b"kept"
+NEXT: Final = b"next"
 ABORT: Final = b"abort"
 WAITING: Final = b"waiting"
 GOODBYE: Final = b"goodbye"

@@ -244,7 +244,7 @@ async def test_a_request_that_cannot_be_leased_fails_at_once_and_keeps_no_place(
     await scene.client.add_request_async(make_request("big", top_k=2**70))
     await until(lambda: scene.failures)
     with monkeypatch.context() as patch:
-        patch.setattr(scene.client._leases, "hold", fail)
+        patch.setattr(scene.client._leases, "_hold", fail)
         await scene.client.add_request_async(make_request("unlucky"))
         await until(lambda: len(scene.failures) == 2)
     statuses = {name: one.http_status for name, one in scene.failures.items()}

@@ -6,7 +6,7 @@ from typing import Any
 from loadtest.cluster.__main__ import main
 from loadtest.cluster.parts import PARTS
 from loadtest.cluster.show import draw, render
-from loadtest.cluster.watch import count_leases, read_series
+from loadtest.cluster.watch import count_begun, read_series
 from loadtest.compare.deployment import Deployment
 from loadtest.environment import REPO
 
@@ -19,9 +19,8 @@ ray_tetris_unplaced_requests{deployment="TetrisFront",replica="f"} 3.0
 ray_tetris_unplaced_requests{deployment="TetrisFront",replica="g"} 2.0
 # TYPE ray_tetris_forecast_requests gauge
 ray_tetris_forecast_requests 12.5
-# TYPE ray_serve_deployment_request_counter counter
-ray_serve_deployment_request_counter_total{deployment="TetrisEngine:m",replica="a"} 7.0
-ray_serve_deployment_request_counter_total{deployment="TetrisFront",replica="f"} 9.0
+# TYPE ray_tetris_begun_requests counter
+ray_tetris_begun_requests_total{deployment="TetrisEngine:m",replica="a"} 7.0
 """
 
 
@@ -39,7 +38,7 @@ def deployment() -> Any:
 def test_engines_are_told_from_fronts_which_add_up():
     expected = {"wanted": 2.0, "waiting": 5.0, "forecast": 12.5}
     assert read_series(deployment()) == expected
-    assert count_leases(deployment()) == {"a": 7.0}
+    assert count_begun(deployment()) == {"a": 7.0}
 
 
 def test_timelines_are_drawn_and_parts_without_one_are_not(tmp_path):
