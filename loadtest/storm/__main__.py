@@ -21,11 +21,13 @@ from loadtest.experiment import BenchFolder
 from loadtest.interrupts import interruptible
 
 from .cases import make_cases
+from .changes import CHANGES
 from .hosts import Hosts
-from .judge import Judge, describe_stalls
+from .judge import Judge, describe_stalls, describe_timeline
 from .killer import kill_in_turn
 from .law import draw_next, find_replayed, find_target, judge_law
 from .replays import find_logs, read_replays
+from .report import write_report
 from .streams import run_streams
 
 _FLEET = (
@@ -40,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     folder = BenchFolder(options.output)
     settings = [*_FLEET, *options.set]
-    logs, has_hosts = options.output / "logs", HOST in options.kills
+    logs = options.output / "logs"
+    has_hosts = not {HOST, *CHANGES}.isdisjoint(options.kills)
     hosts = Hosts(logs, options.config, settings) if has_hosts else None
     fleet = hosts or Launcher(logs, options.config, settings)
     try:
@@ -49,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         with interruptible(), fleet.run(parse_arm(options.policy), _say) as deployment:
             results = asyncio.run(_play(options, deployment, hosts, folder))
             folder.write_json("results.json", results)
+        write_report(results, options.output)
     except LoadTestError as error:
         _say(f"error: {error}")
         return 2
@@ -65,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"incomplete: {results['incomplete']}")
     _say(f"results are in {options.output}")
     bad = streams.get("failed"), streams.get("corrupted"), results["incomplete"]
-    return int(any(bad) or not results["law"]["holds"])
+    return int(any(bad) or not results["law"].get("holds", True))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -73,9 +77,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m loadtest.storm",
         description="Starts a deployment of two fronts and two replicas, notes the "
         "answers to a set of requests, then asks again and again while one process "
-        "after another is killed, and compares. In float32 and at temperature 0 every "
-        "token has to be the same, and so must usage, finish reasons and log "
-        "probabilities; at temperature 1 tokens have to follow the model's law.",
+        "after another is killed, or the fleet is changed, and compares. In float32 "
+        "and at temperature 0 every token has to be the same, and so must usage, "
+        "finish reasons and log probabilities; at temperature 1 tokens have to follow "
+        "the model's law.",
     )
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="a new folder")
@@ -88,8 +93,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--kills",
         nargs="+",
-        choices=VICTIMS,
-        help="default: all but host, for which two hosts are made, as root",
+        choices=[*VICTIMS, *CHANGES],
+        help="default: engine, replica and front. The others take two hosts, which are "
+        "made, as root: the death of one; a redeployment with another setting, a "
+        "drain of one of them, and one replica less and then two again",
     )
     parser.set_defaults(kills=[kind for kind in VICTIMS if kind != HOST])
     add("--each", type=int, default=14, help="kills of each kind")
@@ -163,7 +170,8 @@ async def _play(
         "stalls": describe_stalls(streams, kills, replays),
         "kills": [one | {"at_s": round(one["at_s"] - began_s, 2)} for one in kills],
         "lasted_s": round(lasted_s, 1),
-        "settings": vars(options) | {"output": str(options.output)},
+        "timeline": describe_timeline(streams, began_s),
+        "settings": {k: v for k, v in vars(options).items() if k != "output"},
         **describe_run(),
     }
 

@@ -31,7 +31,7 @@ from loadtest.environment import REPO
 from loadtest.result_folder import read_tail
 
 _NEAR_IP: Final = "10.213.8.1"
-_FAR_IP: Final = "10.213.8.2"
+FAR_IP: Final = "10.213.8.2"
 _NEAR_END, _FAR_END, _NAMESPACE = "storm-near", "storm-far", "storm-host"
 _TIMEOUT_S = 600.0
 _SETTLE_S = 6.0
@@ -42,6 +42,9 @@ _ENV = {
     "RAY_metrics_report_interval_ms": "4000",
     # As the chart has it, and `tetris-serve up`.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    "RAY_SERVE_HAPROXY_RETRIES": "4",
+    "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
@@ -61,7 +64,7 @@ def _wire() -> Iterator[None]:
         _ip(f"link add {_NEAR_END} type veth peer name {_FAR_END} netns {_NAMESPACE}")
         _ip(f"address add {_NEAR_IP}/30 dev {_NEAR_END}")
         _ip(f"link set {_NEAR_END} up")
-        _ip(f"-n {_NAMESPACE} address add {_FAR_IP}/30 dev {_FAR_END}")
+        _ip(f"-n {_NAMESPACE} address add {FAR_IP}/30 dev {_FAR_END}")
         _ip(f"-n {_NAMESPACE} link set {_FAR_END} up")
         _ip(f"-n {_NAMESPACE} link set lo up")
         yield
@@ -81,47 +84,63 @@ class Hosts:
 
     Attributes:
         settings: `section.setting=value`, beside those of the file `config`.
+        changed: Likewise, since the start.
     """
 
     logs: Path
     config: str
     settings: Sequence[str]
+    changed: Sequence[str] = ()
     _far: ExitStack = field(default_factory=ExitStack)
     _num_starts: int = 0
     _gcs_port: int = field(default_factory=find_free_port)
+    _dashboard_port: int = field(default_factory=find_free_port)
+    _port: int = field(default_factory=find_free_port)
+    _arm: Arm | None = None
 
     @contextmanager
     def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
         """Have a policy served by both hosts while the block runs."""
-        dashboard, metrics, port = (find_free_port() for _ in range(3))
+        self._arm, metrics = arm, find_free_port()
         with _wire(), ExitStack() as nodes:
             say(f"starting two hosts; their output goes to {self.logs}")
             head = (
                 f"--head --port={self._gcs_port} --node-ip-address={_NEAR_IP} "
-                f"--dashboard-port={dashboard} --metrics-export-port={metrics} "
+                f"--dashboard-port={self._dashboard_port} "
+                f"--metrics-export-port={metrics} "
                 f"--ray-client-server-port={find_free_port()} --labels=at=head"
             )
             self._start_node(nodes, "head", head)
             nodes.callback(self._far.close)
             self.start_far()
-            file = self.logs / "serve.yaml"
-            file.write_text(yaml.safe_dump(self._describe(arm, port)))
-            command = [_program("serve"), "deploy", str(file)]
-            address = f"http://127.0.0.1:{dashboard}"
-            with run_logged(
-                [*command, "--address", address], self.logs / "deploy.log", self._env()
-            ) as deploying:
-                deploying.wait(_TIMEOUT_S)
-            endpoint = Endpoint(f"http://{_NEAR_IP}:{port}")
-            self._wait_until_ready(endpoint, address)
+            self.deploy()
+            endpoint = Endpoint(f"http://{_NEAR_IP}:{self._port}")
+            self._wait_until_ready(endpoint)
             pages = (f"http://{_NEAR_IP}:{metrics}/metrics",)
             yield Deployment(endpoint, pages, _SETTLE_S, os.getpid())
+
+    def deploy(self, *changed: str) -> None:
+        """Deploy, with settings that stand beside those of the start.
+
+        Raises:
+            LoadTestError: It is refused.
+        """
+        self.changed = changed
+        file = self.logs / "serve.yaml"
+        file.write_text(yaml.safe_dump(self._describe()))
+        command = [find_program("serve"), "deploy", str(file)]
+        log = self.logs / "deploy.log"
+        with run_logged(
+            [*command, "--address", self._dashboard()], log, self.env()
+        ) as deploying:
+            if deploying.wait(_TIMEOUT_S):
+                raise LoadTestError(f"serve deploy: {read_tail(log)}")
 
     def start_far(self) -> None:
         """Start the other host, again if it was killed."""
         self._far.close()
         self._num_starts += 1
-        options = f"--address={_NEAR_IP}:{self._gcs_port} --node-ip-address={_FAR_IP}"
+        options = f"--address={_NEAR_IP}:{self._gcs_port} --node-ip-address={FAR_IP}"
         enter = ("nsenter", f"--net=/run/netns/{_NAMESPACE}")
         self._start_node(self._far, f"far-{self._num_starts}", options, *enter)
 
@@ -133,10 +152,14 @@ class Hosts:
     def is_far(process: psutil.Process) -> bool:
         """Return whether a raylet is the other host's."""
         with suppress(psutil.NoSuchProcess):
-            return any(_FAR_IP in word for word in process.cmdline())
+            return any(FAR_IP in word for word in process.cmdline())
         return False
 
-    def _env(self) -> dict[str, str]:
+    def _dashboard(self) -> str:
+        return f"http://127.0.0.1:{self._dashboard_port}"
+
+    def env(self) -> dict[str, str]:
+        """Return what a command needs to reach them."""
         return {**os.environ, **_ENV, "RAY_ADDRESS": f"{_NEAR_IP}:{self._gcs_port}"}
 
     def _start_node(
@@ -145,10 +168,16 @@ class Hosts:
         agent = f"--dashboard-agent-listen-port={find_free_port()}"
         # One engine each: no host takes both.
         rest = f"--num-cpus=1 --object-store-memory={_OBJECT_STORE_BYTES} {agent}"
-        command = [*prefix, _program("ray"), "start", "--block", *shlex.split(options)]
+        command = [
+            *prefix,
+            find_program("ray"),
+            "start",
+            "--block",
+            *shlex.split(options),
+        ]
         log = self.logs / f"{name}.log"
         node = stack.enter_context(
-            run_logged([*command, *rest.split()], log, self._env())
+            run_logged([*command, *rest.split()], log, self.env())
         )
         deadline_s = time.monotonic() + _TIMEOUT_S
         while "Ray runtime started" not in log.read_text(errors="replace"):
@@ -156,31 +185,33 @@ class Hosts:
                 raise LoadTestError(f"{name} did not start:\n{read_tail(log)}")
             time.sleep(0.2)
 
-    def _describe(self, arm: Arm, port: int) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """Return a file for `serve deploy`."""
         described = yaml.safe_load((REPO / "configs/serve/tiny.yaml").read_text())
-        described["http_options"] = {"host": "0.0.0.0", "port": port}
-        assert arm.policy is not None  # Storms are not for others' servers.
-        policy = arm.policy.settings() | {"audit": 0}
+        described["http_options"] = {"host": "0.0.0.0", "port": self._port}
+        # Storms are not for others' servers.
+        assert self._arm is not None
+        assert self._arm.policy is not None
+        policy = self._arm.policy.settings() | {"audit": 0}
         own = {f"policy.{name}": value for name, value in policy.items()}
         own |= {"config": str(find_config(self.config).resolve())}
         own |= {"replicas.num_cpus": 1, "http.fronts.label_selector": {"at": "head"}}
-        for setting in self.settings:
+        for setting in (*self.settings, *self.changed):
             name, _, value = setting.partition("=")
             own[name] = yaml.safe_load(value)
         described["applications"][0]["args"] |= own
         return dict(described)
 
-    def _wait_until_ready(self, endpoint: Endpoint, dashboard: str) -> None:
+    def _wait_until_ready(self, endpoint: Endpoint) -> None:
         deadline_s = time.monotonic() + _TIMEOUT_S
         while endpoint.why_silent() is not None or endpoint.count_replicas() != 2:
             if time.monotonic() > deadline_s:
-                page = f"{dashboard}/api/serve/applications/"
+                page = f"{self._dashboard()}/api/serve/applications/"
                 answer = httpx.get(page, trust_env=False, timeout=60).text
                 raise LoadTestError(f"the fleet is not ready: {answer[:2000]}")
             time.sleep(0.5)
 
 
-def _program(name: str) -> str:
+def find_program(name: str) -> str:
     """Return a command of the environment that runs us."""
     return str(Path(sys.executable).with_name(name))

@@ -121,6 +121,28 @@ def describe_stalls(
     }
 
 
+def describe_timeline(
+    streams: Iterable[Stream], began_s: float
+) -> list[dict[str, float]]:
+    """Return, for every second, streams under way and parts of them that came."""
+    streams = list(streams)
+    starts, ends = (
+        np.array([one.times_s[at] for one in streams if one.times_s]) - began_s
+        for at in (0, -1)
+    )
+    came_s = np.concatenate([one.times_s[1:] for one in streams] or [[]]) - began_s
+    seconds = np.arange(math.ceil(max(came_s, default=0.0)))
+    parts, _ = np.histogram(came_s, [*seconds, len(seconds)])
+    return [
+        {
+            "at_s": int(at_s),
+            "streams": int(np.sum((starts <= at_s) & (ends > at_s))),
+            "parts": int(num_parts),
+        }
+        for at_s, num_parts in zip(seconds, parts, strict=True)
+    ]
+
+
 def _describe(gaps_s: list[float]) -> dict[str, float]:
     names = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
     found = (1e3 * np.percentile(gaps_s, (50, 90, 99, 100))).round(1).tolist()

@@ -15,6 +15,7 @@ from loadtest.compare.deployment import Deployment
 from loadtest.compare.processes import HOST, VICTIMS, find_processes, find_victims
 from loadtest.compare.scrape import read_samples
 
+from .changes import CHANGES, Changer
 from .hosts import Hosts
 
 MAX_RECOVERY_S: Final = 300.0
@@ -90,11 +91,11 @@ async def kill_in_turn(
 ) -> None:
     """Kill one process of each kind, the next when all are back and replicas answer.
 
-    With hosts, the one that has no front may be killed too.
+    With hosts, the one that has no front may be killed too, and the fleet changed.
 
     Args:
         deployment: One that we have started.
-        kinds: Of `VICTIMS`.
+        kinds: Of `VICTIMS` or, with hosts, `CHANGES`.
         seed: Of victims and moments.
         say: Told of each.
         kills: `kind`, `at_s` (monotonic) and `recovered_after_s` of each are added here
@@ -108,21 +109,26 @@ async def kill_in_turn(
     draw = random.Random(seed)
     fleet = await asyncio.to_thread(_Fleet, deployment, deployment.pid)
     await _wait_until_whole(fleet, "")
+    changer = None if hosts is None else Changer(hosts, fleet.pid)
     for kind in kinds:
         await asyncio.sleep(draw.uniform(*_PAUSE_S))
-        # In a thread: looking through processes takes a while, and clients stream.
-        victims = await asyncio.to_thread(find_victims, fleet.pid, kind)
-        if kind == HOST:
-            assert hosts is not None  # Asked for with a second host alone.
-            victims = [*filter(hosts.is_far, victims)]
-        victim = draw.choice(victims)
-        kill: dict[str, Any] = {"kind": kind, "at_s": time.monotonic()}
-        victim.kill()
-        fleet.killed.add(victim)
-        kills.append(kill)
-        kill["recovered_after_s"] = None
-        if kind == HOST and hosts is not None:
-            await asyncio.to_thread(hosts.start_far)
+        kill: dict[str, Any] = {"kind": kind, "recovered_after_s": None}
+        if changer is not None and kind in CHANGES:
+            kill["at_s"] = time.monotonic()
+            kills.append(kill)
+            await asyncio.to_thread(changer.change, kind)
+        else:
+            # In a thread: looking through processes takes a while, and clients stream.
+            victims = await asyncio.to_thread(find_victims, fleet.pid, kind)
+            if hosts is not None and kind == HOST:
+                victims = [*filter(hosts.is_far, victims)]
+            victim = draw.choice(victims)
+            kill["at_s"] = time.monotonic()
+            victim.kill()
+            fleet.killed.add(victim)
+            kills.append(kill)
+            if hosts is not None and kind == HOST:
+                await asyncio.to_thread(hosts.start_far)
         await _wait_until_whole(fleet, kind)
         after_s = round(time.monotonic() - kill["at_s"], 1)
         kill["recovered_after_s"] = after_s
@@ -134,7 +140,7 @@ async def _wait_until_whole(fleet: _Fleet, killed: str) -> None:
     while not await asyncio.to_thread(fleet.is_whole, has_new_front=is_front):
         if time.monotonic() - since_s > MAX_RECOVERY_S:
             raise LoadTestError(
-                f"the fleet is not whole {MAX_RECOVERY_S:.0f} s after the kill of "
-                f"{killed or 'nothing'}; see the server's log"
+                f"the fleet is not whole {MAX_RECOVERY_S:.0f} s after this: "
+                f"{killed or 'its start'}; see the server's log"
             )
         await asyncio.sleep(_LOOK_S)

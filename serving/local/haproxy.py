@@ -42,6 +42,16 @@ _DEREGISTER_S: Final = "1"
 _LONGEST_STREAM_S: Final = "3600"
 """After a change of fronts the HAProxy before goes on for its connections so long."""
 
+_RETRIES: Final = {
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    "RAY_SERVE_HAPROXY_RETRIES": "4",
+    "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+}
+"""What a front that dies has not begun to answer another is asked, if it came in one
+piece and fits HAProxy's buffer. The dead one has the fewest connections and would be
+asked again and again, until it is known to be down: one refusal tells. Of a request
+that kills fronts more than one die, but not all of many."""
+
 
 @contextlib.contextmanager
 def own_haproxy(host: str, taken: frozenset[int]) -> Iterator[None]:
@@ -67,6 +77,8 @@ def own_haproxy(host: str, taken: frozenset[int]) -> Iterator[None]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _DEREGISTER_S
     )
     os.environ.setdefault("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", _LONGEST_STREAM_S)
+    for name, value in _RETRIES.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault(
         "RAY_SERVE_HAPROXY_NBTHREAD", str(min(4, os.cpu_count() or 1))
     )

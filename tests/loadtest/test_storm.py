@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 
 from loadtest.storm import killer
 from loadtest.storm.cases import NUM_TOKENS, PLAIN, SAMPLED, Case, make_cases
-from loadtest.storm.judge import Judge, describe_stalls
+from loadtest.storm.judge import Judge, describe_stalls, describe_timeline
 from loadtest.storm.law import derive_seed, find_replayed, judge_law, score_tokens
 from loadtest.storm.replays import read_replays
+from loadtest.storm.report import render, write_report
 from loadtest.storm.streams import Stream
 from serving.front import in_flight
 
+RESULTS = Path(__file__).parents[2] / "loadtest" / "results" / "front-cpu"
 ONE = Case(PLAIN, 1)
 LEADS = [1.0, 1e-6, 1.0]
 
@@ -211,3 +214,53 @@ def test_a_third_has_features_and_a_third_is_sampled():
     assert (kinds.count(PLAIN), kinds.count(SAMPLED)) == (10, 10)
     body = cases[1].body("m", 5)
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (1, 5, NUM_TOKENS)
+
+
+def test_a_timeline_has_every_second_and_no_more():
+    streams = [
+        stream(times_s=[10.0, 10.5, 10.6, 13.2]),
+        stream(times_s=[11.5, 12.5]),
+        stream(times_s=[]),
+    ]
+    found = describe_timeline(streams, 10.0)
+    assert [one["at_s"] for one in found] == [0, 1, 2, 3]
+    assert [one["streams"] for one in found] == [1, 1, 2, 1]
+    assert [one["parts"] for one in found] == [2, 0, 1, 1]
+    assert describe_timeline([stream(times_s=[])], 0.0) == []
+
+
+def test_a_report_hides_no_failure(tmp_path):
+    law = {"streams": 3, "tokens": 9, "z": 7.5, "same_noise_log10_e": 0.1}
+    law |= {"naive_replay_log10_e": 0.2, "holds": False, "control_fails": False}
+    stall = {"streams": 4, "p50_ms": 1.0, "p90_ms": 2.0, "p99_ms": 3.0, "max_ms": 4.4}
+    results = {
+        "requests": 12,
+        "streams": {"equal": 9, "corrupted": 2, "failed": 1},
+        "replayed_streams": 3,
+        "replays": 4.0,
+        "tokens_recomputed": 50.0,
+        "incomplete": "the fleet is not whole",
+        "lasted_s": 90.0,
+        "law": law,
+        "stalls": {"engine": {"all": stall}},
+        "kills": [{"kind": "engine", "at_s": 1.0, "recovered_after_s": None}],
+        "timeline": [{"at_s": 0, "streams": 1, "parts": 2}],
+        "settings": {"in_flight": 8},
+        "machine": {"cores": 2, "cpu": "a cpu"},
+    }
+    write_report(results, tmp_path)
+    page = (tmp_path / "results.md").read_text()
+    assert "| 9 | 0 | 0 | 0 | 2 | 1 |" in page
+    assert "| engine | 1 | - | 4 | 1 | 2 | 3 | 4 |" in page
+    for said in ("DOES NOT HOLD", "IS NOT FOUND OUT", "broke off: the fleet is not"):
+        assert said in page
+    assert (tmp_path / "storm.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("storm*")), ids=lambda p: p.name)
+def test_what_is_committed_is_what_was_measured(folder):
+    results = json.loads((folder / "results.json").read_text())
+    assert (folder / "results.md").read_text() == render(results)
+    assert results["incomplete"] is None
+    fates = {"equal", "whole", "forgiven", "cut"}
+    assert set(results["streams"]) <= fates

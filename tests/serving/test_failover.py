@@ -1,13 +1,24 @@
 """No request is lost: engines, replicas and a front are killed under streams."""
 
 import contextlib
+import json
 import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from itertools import compress
 
 import psutil
 import pytest
 
-from tests.serving.conftest import START_TIMEOUT_S, Server, read_logs, wait_until
+from tests.serving.conftest import (
+    MODEL,
+    START_TIMEOUT_S,
+    Server,
+    read_logs,
+    wait_until,
+)
 from tests.serving.fleet import (
     CASES,
     check_equal,
@@ -78,13 +89,45 @@ def test_a_front_that_is_killed_takes_only_its_own_connections(fleet, undisturbe
     when_both_are_ready(fleet)
     fronts = processes(fleet, "front")
     assert len(fronts) == 2
-    streams = run_all(fleet, fronts[0].kill, once=any)
+    streams = run_all(fleet, fronts[0].kill)
     whole = [one.is_whole for one in streams]
     assert 0 < sum(whole) < len(streams)
     check_equal([*compress(streams, whole)], [*compress(undisturbed, whole)])
     wait_until(lambda: fleet.total("ray_vllm_num_requests_running") == 0, 60)
     wait_until(lambda: len(processes(fleet, "front")) == 2, START_TIMEOUT_S)
     check_equal(run_all(fleet), undisturbed)
+
+
+def ask_in_one_piece(server: Server, max_tokens: int) -> tuple[int, int]:
+    """Return the status of an answer that comes at once, and how many tokens it has."""
+    body = {"model": MODEL, "prompt": "one two", "max_tokens": max_tokens}
+    content = json.dumps(body | {"ignore_eos": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += f"Authorization: Bearer {server.key}\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), 120) as connection:
+        connection.sendall(head.encode() + content)
+        answer = HTTPResponse(connection)
+        answer.begin()
+        told = json.loads(answer.read() or "{}")
+        return answer.status, told.get("usage", {}).get("completion_tokens", 0)
+
+
+@pytest.mark.faults
+def test_what_a_killed_front_has_not_begun_to_answer_another_answers(fleet):
+    """HAProxy asks it; of an answer that comes at once nothing comes before its end."""
+    when_both_are_ready(fleet)
+    fronts = processes(fleet, "front")
+    assert len(fronts) == 2
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(ask_in_one_piece, fleet, 300) for _ in range(12)]
+        time.sleep(0.5)
+        fronts[0].kill()
+        # To a front that has just gone, too.
+        asked += [pool.submit(ask_in_one_piece, fleet, 4) for _ in range(8)]
+        answers = [one.result() for one in asked]
+    assert answers == [(200, 300)] * 12 + [(200, 4)] * 8
+    wait_until(lambda: len(processes(fleet, "front")) == 2, START_TIMEOUT_S)
 
 
 def test_leases_go_where_fronts_want_them(fleet):

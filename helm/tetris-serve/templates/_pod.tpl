@@ -78,13 +78,19 @@ The last of those that agree in a field, for the API server refuses such lists:
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 # As `tetris-serve up` has them: HAProxy before the fronts, which stay for streams of an
-# hour and for the seconds in which HAProxy hears that they leave; fewer threads on a
-# request's way, cheaper streams between replicas, room for long replies, a dead proxy
+# hour and for the seconds in which HAProxy hears that they leave, another front for what
+# one that dies has not begun to answer; fewer threads on a request's way, cheaper streams between replicas, room for long replies, a dead proxy
 # found out in seconds.
 - name: RAY_SERVE_ENABLE_HA_PROXY
   value: "1"
 - name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S
   value: "3600"
+- name: RAY_SERVE_HAPROXY_RETRY_ON
+  value: conn-failure empty-response
+- name: RAY_SERVE_HAPROXY_RETRIES
+  value: "4"
+- name: RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT
+  value: "1"
 - name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
   value: "5"
 - name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
