@@ -98,6 +98,7 @@ def _draw(results: Mapping[str, Any]) -> bytes:
         values = [max(1.0, stall[share]) for stall in rows.values()]
         stood.barh(list(rows), values, color=str(shade), label=share.split("_")[0])
     stood.set_xscale("log")
+    stood.set_xlim(left=10.0)
     stood.set_xlabel("ms without a token")
     stood.invert_yaxis()
     timeline = results["timeline"]
