@@ -50,7 +50,10 @@ class Changer:
             self.hosts.deploy(f"engine.max_num_seqs={next(self._seats)}")
             _wait_until(lambda: not old.intersection(self._engines()), kind)
         elif kind == DRAIN:
-            self._run("tetris-serve", "drain-node", "--node-id", self._find_far_node())
+            self._run(
+                *("tetris-serve", "drain-node", "--deadline", str(_DRAIN_S)),
+                *("--node-id", self._find_far_node()),
+            )
             self.hosts.start_far()
         else:
             seats = self.hosts.changed
@@ -71,9 +74,8 @@ class Changer:
         return str(node["node_id"])
 
     def _run(self, program: str, *words: str) -> str:
-        limit = ["--deadline", str(_DRAIN_S)] if "drain-node" in words else []
         done = subprocess.run(
-            [find_program(program), *words, *limit],
+            [find_program(program), *words],
             capture_output=True,
             text=True,
             env=self.hosts.env(),

@@ -60,7 +60,8 @@ async def test_a_lease_that_nobody_wants_ends_after_a_moment(scene, monkeypatch)
     replica = scene.add_replica()
     await keep(scene, replica, 3)
     scene.client.fail_overdue()
-    await asyncio.sleep(0.05)
+    (kept,) = scene.client._spares._kept.values()
+    assert len(kept) == 3
     assert len(seat_of(replica).spares) == 3
     monkeypatch.setattr(spare_leases, "KEEP_S", 0.0)
     scene.client.fail_overdue()
@@ -112,7 +113,8 @@ async def test_a_lone_request_refuses_what_is_handed_over_and_nothing_is_replaye
     suspect = scene.send_suspect()
     await until(lambda: replica.leases._lone)
     requests = await scene.send(2)
-    await asyncio.sleep(0.1)
+    # What is refused ends its lease.
+    await until(lambda: not seat_of(replica).spares)
     assert [one.request_id for one in replica.taken[2:]] == ["suspect"]
     replica.is_held = False
     await scene.check_all([suspect, *requests])

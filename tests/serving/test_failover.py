@@ -121,6 +121,7 @@ def test_what_a_killed_front_has_not_begun_to_answer_another_answers(fleet):
     assert len(fronts) == 2
     with ThreadPoolExecutor(20) as pool:
         asked = [pool.submit(ask_in_one_piece, fleet, 300) for _ in range(12)]
+        # Any moment will do; what fronts have, their metrics tell too late.
         time.sleep(0.5)
         fronts[0].kill()
         # To a front that has just gone, too.

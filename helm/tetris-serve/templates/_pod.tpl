@@ -79,8 +79,8 @@ The last of those that agree in a field, for the API server refuses such lists:
   value: "0"
 # As `tetris-serve up` has them: HAProxy before the fronts, which stay for streams of an
 # hour and for the seconds in which HAProxy hears that they leave, another front for what
-# one that dies has not begun to answer; fewer threads on a request's way, cheaper streams between replicas, room for long replies, a dead proxy
-# found out in seconds.
+# one that dies has not begun to answer; fewer threads on a request's way, cheaper
+# streams between replicas, room for long replies, a dead proxy found out in seconds.
 - name: RAY_SERVE_ENABLE_HA_PROXY
   value: "1"
 - name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S
