@@ -27,6 +27,7 @@ class Link(SimpleNamespace):
     """A token link without its socket."""
 
     num_requests = TokenLink.num_requests
+    num_to_lease = TokenLink.num_to_lease
     num_free_seats = TokenLink.num_free_seats
 
 
