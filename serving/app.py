@@ -242,8 +242,8 @@ def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
     autoscaling: dict[str, Any] = {
         "min_replicas": replicas.min,
         "max_replicas": replicas.max,
-        # One that may go again shows that engines start, and tells fronts of the model.
-        "initial_replicas": max(1, replicas.min),
+        # No initial_replicas: an update would scale the fleet to it, whatever its load.
+        # Without a replica at all, a front's hello has Serve start one.
         "target_ongoing_requests": replicas.target_ongoing_requests,
         "upscale_delay_s": replicas.upscale_delay_s,
         "downscale_delay_s": replicas.downscale_delay_s,
@@ -289,8 +289,12 @@ def front_options_of(settings: Settings) -> dict[str, Any]:
         "max_constructor_retry_count": settings.replicas.start_attempts,
         "health_check_period_s": settings.replicas.health_check_period_s,
         "health_check_timeout_s": settings.replicas.health_check_timeout_s,
+        # They cost little, and before its successor runs nobody would listen.
+        "max_surge_percent": 100,
         "graceful_shutdown_wait_loop_s": 0.5,
-        "graceful_shutdown_timeout_s": settings.replicas.drain_timeout_s,
+        # If an update replaces the only engine too, requests wait for the next one.
+        "graceful_shutdown_timeout_s": settings.replicas.drain_timeout_s
+        + settings.replicas.start_timeout_s,
         "ray_actor_options": {
             "num_cpus": 0,
             "label_selector": fronts.label_selector,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import subprocess
@@ -55,6 +56,8 @@ def serve_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
     """What is logged as Ray Serve, which hands nothing on once it was set up."""
+    # A first import later would put other handlers in the place of these.
+    importlib.import_module("ray.serve")
     logger = logging.getLogger("ray.serve")
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])

@@ -47,7 +47,8 @@ class Changer:
         """
         if kind == REDEPLOY:
             old = set(self._engines())
-            self.hosts.deploy(f"engine.max_num_seqs={next(self._seats)}")
+            self.hosts.changed = [f"engine.max_num_seqs={next(self._seats)}"]
+            self.hosts.deploy()
             _wait_until(lambda: not old.intersection(self._engines()), kind)
         elif kind == DRAIN:
             self._run(
@@ -56,10 +57,11 @@ class Changer:
             )
             self.hosts.start_far()
         else:
-            seats = self.hosts.changed
-            self.hosts.deploy(*seats, "replicas.min=1", "replicas.max=1")
+            self.hosts.num_engines = 1
+            self.hosts.deploy()
             _wait_until(lambda: len(self._engines()) == 1, kind)
-            self.hosts.deploy(*seats)
+            self.hosts.num_engines = 2
+            self.hosts.deploy()
 
     def _engines(self) -> list[object]:
         return [*find_victims(self.pid, "engine")]

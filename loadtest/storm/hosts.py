@@ -85,12 +85,14 @@ class Hosts:
     Attributes:
         settings: `section.setting=value`, beside those of the file `config`.
         changed: Likewise, since the start.
+        num_engines: That there are to be, as the chart says it to Serve.
     """
 
     logs: Path
     config: str
     settings: Sequence[str]
     changed: Sequence[str] = ()
+    num_engines: int = 2
     _far: ExitStack = field(default_factory=ExitStack)
     _num_starts: int = 0
     _gcs_port: int = field(default_factory=find_free_port)
@@ -119,13 +121,12 @@ class Hosts:
             pages = (f"http://{_NEAR_IP}:{metrics}/metrics",)
             yield Deployment(endpoint, pages, _SETTLE_S, os.getpid())
 
-    def deploy(self, *changed: str) -> None:
-        """Deploy, with settings that stand beside those of the start.
+    def deploy(self) -> None:
+        """Have Serve run what the attributes say.
 
         Raises:
             LoadTestError: It is refused.
         """
-        self.changed = changed
         file = self.logs / "serve.yaml"
         file.write_text(yaml.safe_dump(self._describe()))
         command = [find_program("serve"), "deploy", str(file)]
@@ -199,7 +200,16 @@ class Hosts:
         for setting in (*self.settings, *self.changed):
             name, _, value = setting.partition("=")
             own[name] = yaml.safe_load(value)
-        described["applications"][0]["args"] |= own
+        (application,) = described["applications"]
+        application["args"] |= own
+        model = yaml.safe_load(find_config(self.config).read_text())["model"]["id"]
+        num = self.num_engines
+        told = {"user_config": {"replicas": {"min": num}}}
+        bounds = {"autoscaling_config": {"min_replicas": num, "max_replicas": num}}
+        application["deployments"] = [
+            {"name": f"TetrisEngine:{model}", **bounds, **told},
+            {"name": "TetrisFront", **told},
+        ]
         return dict(described)
 
     def _wait_until_ready(self, endpoint: Endpoint) -> None:

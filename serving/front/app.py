@@ -156,10 +156,11 @@ class Front(PageRoutes):
         self._model_card = {**model_card, "created": created}
         self._policy_name = policy_name
         self._classes = dict(classes)
+        self._min_replicas = min_replicas
         self._max_queued_requests = max_queued_requests
         pace_streams(1e-3 * stream_interval_ms)
         self._replicas = ReplicaCount(
-            self._count_engines, may_be_none=min_replicas == 0
+            self._count_engines, may_be_none=lambda: self._min_replicas == 0
         )
         self._feed = BoardFeed(self._watch_replicas)
         for name, folder in gguf_files.items():
@@ -168,7 +169,7 @@ class Front(PageRoutes):
         hello = await self._say_hello()
 
         def max_requests(num_replicas: int) -> int:
-            replicas = max(num_replicas, min_replicas)
+            replicas = max(num_replicas, self._min_replicas)
             return replicas * max_ongoing_requests + self._max_queued_requests
 
         self._client = FleetClient(
@@ -189,7 +190,7 @@ class Front(PageRoutes):
         self._ticking = asyncio.create_task(self._tick())
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Take over other classes and queue limits, without a new front."""
+        """Take over other classes and limits, without a new front."""
         await take_over(user_config, self._take_settings)
 
     async def _take_settings(self, live: LiveSettings) -> None:
@@ -199,6 +200,8 @@ class Front(PageRoutes):
             # In place: whoever admits has it too.
             self._classes.clear()
             self._classes.update(shares)
+        if live.replicas.min is not None:
+            self._min_replicas = live.replicas.min
         if live.replicas.max_queued_requests is not None:
             self._max_queued_requests = live.replicas.max_queued_requests
 

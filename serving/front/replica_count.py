@@ -24,12 +24,18 @@ class ReplicaCount:
         num_running: Running replicas when they were last counted; None before.
     """
 
-    def __init__(self, count: Callable[[], int], *, may_be_none: bool = False) -> None:
+    def __init__(
+        self,
+        count: Callable[[], int],
+        *,
+        may_be_none: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Know nothing yet.
 
         Args:
             count: Asks the controller, in a thread; may block while that is away.
-            may_be_none: An idle deployment has none, and the next request starts one.
+            may_be_none: Whether an idle deployment has none, and the next request
+                starts one.
         """
         self._count = count
         self._may_be_none = may_be_none
@@ -63,7 +69,7 @@ class ReplicaCount:
         count, age_s = self.num_running, self.age_s
         if count is None:
             raise ApiError(503, "Ray Serve does not tell what is running; retry.")
-        if not count and self._may_be_none:
+        if not count and self._may_be_none():
             return {"status": "idle", "running_replicas": 0}
         if not count:
             when = f"was running {age_s:.0f} s ago" if age_s else "is running"

@@ -22,6 +22,10 @@ _AT_START: Final = ("method", "draft_sampling", "extra")
 class LiveReplicas(Section):
     """Of the section `replicas`."""
 
+    min: Annotated[
+        int | None,
+        Field(ge=0, description="`autoscaling_config` has it too, but tells no front"),
+    ] = None
     max_queued_requests: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
 
 

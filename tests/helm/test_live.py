@@ -40,6 +40,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 LOAD_S = 30
 CLIENTS = (1, 2, 5, 12)
 PATIENCE_S = 120
+STREAMS = 100
+# Fronts send them after 10 s, engine or not.
+HEADERS_S = 25
 DASHBOARDS = sorted((chart.FOLDER / "dashboards").glob("*.json"))
 
 # What a healthy deployment has no data of: these show the zero they fall back to.
@@ -61,13 +64,16 @@ class Deployment:
     client: openai.OpenAI
     port: int
 
-    def reload(self, **live: Any) -> None:
-        config, *_ = rendered_demo(self.port, **live)
+    def reload(self, engines: tuple[int, int] = (1, 1), **live: Any) -> None:
+        config, *_ = rendered_demo(self.port, engines, **live)
         deploy(self.cluster, config, timeout_s=300)
 
 
-def rendered_demo(port: int, **live: Any) -> tuple[str, dict, dict[str, str]]:
+def rendered_demo(
+    port: int, engines: tuple[int, int] = (1, 1), **live: Any
+) -> tuple[str, dict, dict[str, str]]:
     """Return the CPU example on the models here: config, rules, Serve's switches."""
+    fewest, most = map(str, engines)
     models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
     folder = DEMO_CONFIG.parent
     values = {
@@ -77,7 +83,9 @@ def rendered_demo(port: int, **live: Any) -> tuple[str, dict, dict[str, str]]:
         "config.http.access.allow_anonymous": "true",
         # The only policy that predicts, so that no panel lacks its reason to be.
         "config.policy.name": "goodput",
-        "config.replicas.max": "1",
+        "config.replicas.min": fewest,
+        "config.replicas.max": most,
+        "config.replicas.num_cpus": "1",
         # Forecasts need it.
         "config.replicas.target_token_ms": "100",
         "monitoring.prometheusRule.enabled": "true",
@@ -138,6 +146,28 @@ def keep_chatting(client: openai.OpenAI, is_over: Callable[[], bool]) -> int:
         chat(client, count)
         count += 1
     return count
+
+
+def keep_streaming(client: openai.OpenAI, is_over: Callable[[], bool]) -> int:
+    """Begin a stream each second; each is taken, and waits for an engine if it must."""
+
+    def stream() -> None:
+        began_s = time.monotonic()
+        chunks = client.completions.create(
+            model="demo", prompt="Count from 1 to 30.", max_tokens=64, stream=True
+        )
+        assert time.monotonic() - began_s < HEADERS_S
+        *_, last = chunks
+        assert last.choices[0].finish_reason
+
+    streams = []
+    with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+        while not is_over():
+            streams.append(pool.submit(stream))
+            time.sleep(1)
+    for one in streams:
+        one.result()
+    return len(streams)
 
 
 def time_is_up(after_s: float) -> Callable[[], bool]:
@@ -272,11 +302,13 @@ def steps_by_policy(live: Deployment) -> set[str]:
 
 
 @contextlib.contextmanager
-def chatting(live: Deployment) -> Iterator[None]:
-    """Chat all the while; no request may fail."""
+def busy_with(
+    live: Deployment, keep_asking: Callable[[openai.OpenAI, Callable[[], bool]], int]
+) -> Iterator[None]:
+    """Ask all the while; no request may fail."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         stop, client = threading.Event(), live.client.with_options(max_retries=0)
-        chats = pool.submit(keep_chatting, client, stop.is_set)
+        chats = pool.submit(keep_asking, client, stop.is_set)
         try:
             yield
         finally:
@@ -287,7 +319,7 @@ def chatting(live: Deployment) -> Iterator[None]:
 def test_policy_and_limits_change_while_requests_run(live):
     """By the same replicas; what makes no sense changes nothing."""
     before = replica_ids(live)
-    with chatting(live):
+    with busy_with(live, keep_chatting):
         policy = {"name": "fixed", "draft_tokens": 1, "classes": {"new": {}}}
         live.reload(policy=policy, replicas={"max_queued_requests": 5})
         wait_until(lambda: steps_by_policy(live) == {"fixed"}, PATIENCE_S)
@@ -304,7 +336,35 @@ def test_policy_and_limits_change_while_requests_run(live):
     assert replica_ids(live) == before
 
 
-def test_a_redeploy_lets_streams_finish(live):
+def test_engines_come_and_go_and_no_other_is_restarted(live):
+    def running(count: int) -> set[str]:
+        def has_so_many() -> set[str] | None:
+            ids = replica_ids(live)
+            return ids if len(ids) == count else None
+
+        return wait_until(has_so_many, START_TIMEOUT_S)
+
+    def engines() -> dict[str, Any]:
+        applications = live.cluster.ask("/api/serve/applications/")["applications"]
+        return applications["tetris"]["deployments"]["TetrisEngine:demo"]
+
+    def fewest() -> int:
+        return engines()["deployment_config"]["autoscaling_config"]["min_replicas"]
+
+    before = replica_ids(live)
+    with busy_with(live, keep_chatting):
+        live.reload(engines=(2, 2))
+        both = running(len(before) + 1)
+        assert both > before
+        live.reload(engines=(1, 2), replicas={"max_queued_requests": 50})
+        wait_until(lambda: fewest() == 1, PATIENCE_S)
+        # An update alone takes away nothing that the load may need.
+        assert engines()["target_num_replicas"] == 2
+        live.reload(engines=(1, 1))
+        assert running(len(before)) < both
+
+
+def test_a_redeploy_lets_streams_finish_and_begin(live):
     """Of our own file for Serve, `configs/serve/tiny.yaml`, in the chart's place."""
     content = yaml.safe_load(rendered_demo(live.port)[0])
     own = yaml.safe_load((chart.ROOT / "configs" / "serve" / "tiny.yaml").read_text())
@@ -312,8 +372,6 @@ def test_a_redeploy_lets_streams_finish(live):
     application["args"]["config"] = str(DEMO_CONFIG)
     content["applications"] = [application]
     head = live.cluster.nodes[0]
-    with long_stream(Server(head, live.port, live.cluster.metrics_port)):
-        deploy(live.cluster, yaml.safe_dump(content), timeout_s=START_TIMEOUT_S)
 
     def redeployed() -> bool:
         details = live.cluster.ask("/api/serve/applications/")["applications"]
@@ -325,7 +383,11 @@ def test_a_redeploy_lets_streams_finish(live):
         roles = [role for role, _ in find_processes(head.process.pid)]
         return roles.count("front") == 1
 
-    wait_until(redeployed, START_TIMEOUT_S)
+    server = Server(head, live.port, live.cluster.metrics_port)
+    with busy_with(live, keep_streaming), long_stream(server):
+        deploy(live.cluster, yaml.safe_dump(content), timeout_s=START_TIMEOUT_S)
+        wait_until(redeployed, START_TIMEOUT_S)
+
     # The front before is to have gone: it has no engine to wait for.
     wait_until(has_one_front, 180)
     assert chat(live.client, 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from serving.app import llm_config_of
 from serving.settings.model import Settings, parse_settings
 from tests.helm import chart
 
@@ -59,7 +60,10 @@ def test_serve_gets_a_config_and_settings_that_are_accepted(name):
     settings = parse_settings(objects.application["args"], "args")
     given = yaml.safe_load(chart.EXAMPLES[name].read_text("utf-8"))["config"]
     assert settings.model.id == given["model"]["id"]
-    assert settings.replicas.max == given["replicas"]["max"]
+    # Of the numbers of engines Serve is told as it would be without the chart.
+    engines, _ = objects.application["deployments"]
+    without = llm_config_of(parse_settings(given, "config")).deployment_config
+    assert engines["autoscaling_config"] == without["autoscaling_config"]
     assert settings.http.board == (name == "demo-cpu")
 
 

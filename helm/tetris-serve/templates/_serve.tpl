@@ -32,6 +32,9 @@ of the head would end all requests. Nodes are labelled with KubeRay's group.
 {{- $_ := set $http "access" (merge (get $http "access" | default dict) $keysFile) -}}
 {{- end -}}
 {{- $_ := set $config "http" $http -}}
+{{- $scale := include "tetris-serve.scale" . | fromYaml -}}
+{{- $replicas := get $config "replicas" | default dict -}}
+{{- $_ := set $config "replicas" (omit $replicas "min" "max" "upscale_delay_s" "downscale_delay_s") -}}
 {{- /* Probes and Service count on a proxy on every worker that has a replica. */ -}}
 proxy_location: EveryNode
 http_options:
@@ -54,14 +57,36 @@ applications:
     import_path: serving.app:build
     args:
       {{- toYaml $config | nindent 6 }}
-    {{- with .Values.live }}
     {{- /* Ray names engines after the model, by these rules. */}}
     {{- $model := $config.model.id | replace "/" "--" | replace "." "_" }}
+    {{- $told := mergeOverwrite (deepCopy .Values.live) (dict "replicas" (dict "min" (get $scale "min_replicas"))) }}
     deployments:
-      {{- range $name := list (printf "TetrisEngine:%s" $model) "TetrisFront" }}
-      - name: {{ $name | quote }}
-        user_config:
-          {{- toYaml $.Values.live | nindent 10 }}
-      {{- end }}
-    {{- end }}
+      - name: {{ printf "TetrisEngine:%s" $model | quote }}
+        autoscaling_config:
+          {{- toYaml $scale | nindent 10 }}
+        user_config: {{- toYaml $told | nindent 10 }}
+      - name: TetrisFront
+        user_config: {{- toYaml $told | nindent 10 }}
+{{- end -}}
+
+{{/*
+How many engines there may be, as serving/app.py says it to Serve: all of it, for Serve
+merges nothing. A change of `args` would restart every engine; of these, none.
+*/}}
+{{- define "tetris-serve.scale" -}}
+min_replicas: {{ include "tetris-serve.minReplicas" . }}
+max_replicas: {{ include "tetris-serve.maxReplicas" . }}
+target_ongoing_requests: {{ include "tetris-serve.targetRequests" . }}
+upscale_delay_s: {{ include "tetris-serve.setting" (list . "replicas" "upscale_delay_s" 10) }}
+downscale_delay_s: {{ include "tetris-serve.setting" (list . "replicas" "downscale_delay_s" 300) }}
+{{- with dig "replicas" "target_token_ms" nil (include "tetris-serve.config" . | fromYaml) }}
+policy:
+  policy_function: serving.autoscaler:TokenTimeScaling
+  policy_kwargs:
+    target_token_ms: {{ . }}
+    usual_capacity: {{ include "tetris-serve.targetRequests" $ }}
+{{- end }}
+{{- end -}}
+{{- define "tetris-serve.targetRequests" -}}
+{{ include "tetris-serve.setting" (list . "replicas" "target_ongoing_requests" 16) }}
 {{- end -}}
