@@ -112,8 +112,9 @@ def build_app(settings: Settings) -> "Application":
         deployment_cls=EngineServer,
         bind_kwargs={
             "options": _replica_options(settings),
-            # Twice, because an update has both generations of fronts connected.
-            "num_slots": 1 + 2 * http.fronts.max,
+            # An update has both generations of fronts connected, and streams that wait
+            # for an engine may have kept one from before.
+            "num_slots": 1 + 3 * http.fronts.max,
         },
     )
     front = serve.deployment(

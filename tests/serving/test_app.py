@@ -180,7 +180,7 @@ def test_replicas_have_a_slot_for_each_front_of_two_generations(monkeypatch):
     assert front.max_ongoing_requests == 10_000
     (engines,) = front.init_args
     assert engines._bound_deployment.name == "TetrisEngine:m"
-    assert engines._bound_deployment.init_kwargs["num_slots"] == 7
+    assert engines._bound_deployment.init_kwargs["num_slots"] == 10
     assert front.init_kwargs["gguf_files"] == {"x.gguf": folder}
 
 
