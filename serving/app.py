@@ -1,6 +1,7 @@
 """Build the Ray Serve application of one deployment: fronts and engine replicas."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -105,13 +106,14 @@ def build_app(settings: Settings) -> "Application":
     }
     llm_config = llm_config_of(settings, gguf_files)
     replicas, http = settings.replicas, settings.http
+    build = time.time_ns()
     policy_classes = settings.policy.classes
     engines = build_llm_deployment(
         llm_config,
         name_prefix=f"{ENGINES}:",
         deployment_cls=EngineServer,
         bind_kwargs={
-            "options": _replica_options(settings),
+            "options": _replica_options(settings, build),
             # An update has both generations of fronts connected, and streams that wait
             # for an engine may have kept one from before.
             "num_slots": 1 + 3 * http.fronts.max,
@@ -132,6 +134,7 @@ def build_app(settings: Settings) -> "Application":
     return front.bind(
         engines,
         model_card=to_model_metadata(settings.model.id, llm_config).model_dump(),
+        build=build,
         policy_name=settings.policy.name,
         classes=read_shares(policy_classes),
         stream_interval_ms=http.stream_interval_ms,
@@ -142,7 +145,7 @@ def build_app(settings: Settings) -> "Application":
     )
 
 
-def _replica_options(settings: Settings) -> ReplicaOptions:
+def _replica_options(settings: Settings, build: int) -> ReplicaOptions:
     return ReplicaOptions(
         device=settings.engine.device,
         policy_name=settings.policy.name,
@@ -152,6 +155,7 @@ def _replica_options(settings: Settings) -> ReplicaOptions:
         hang_timeout_s=settings.replicas.engine_hang_timeout_s,
         load_timeout_s=settings.replicas.start_timeout_s,
         board_text=bool(settings.http.board_text),
+        build=build,
     )
 
 

@@ -52,6 +52,7 @@ from serving.front.running_replicas import running_ids
 from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state, describe_tokenizer
 from serving.reloading import take_over
+from serving.replica.kinship import Kin
 from serving.settings.gguf_models import convert_alike
 from serving.settings.live import LiveSettings
 
@@ -126,6 +127,7 @@ class Front(PageRoutes):
         engines: DeploymentHandle,
         *,
         model_card: Mapping[str, Any],
+        build: int,
         policy_name: str,
         classes: Mapping[str, ClassShare],
         stream_interval_ms: float,
@@ -139,6 +141,7 @@ class Front(PageRoutes):
         Args:
             engines: The engine replicas.
             model_card: How `/v1/models` describes the model.
+            build: As `Kin` has it.
             policy_name: The verification policy.
             classes: How classes of requests are treated, by name.
             stream_interval_ms: Least time between two chunks of a stream.
@@ -166,7 +169,7 @@ class Front(PageRoutes):
         for name, folder in gguf_files.items():
             await asyncio.to_thread(convert_alike, name, folder, logger.info)
         leases = engines.options(stream=True).lease
-        hello = await self._say_hello()
+        hello = await self._say_hello(build)
 
         def max_requests(num_replicas: int) -> int:
             replicas = max(num_replicas, self._min_replicas)
@@ -174,7 +177,7 @@ class Front(PageRoutes):
 
         self._client = FleetClient(
             front=uuid.uuid4().bytes,
-            fingerprint=hello["fingerprint"],
+            kin=Kin(hello["fingerprint"], build),
             supported_tasks=hello["supported_tasks"],
             open_stream=leases.remote,
             max_requests=max_requests,
@@ -295,11 +298,13 @@ class Front(PageRoutes):
                 "model",
             )
 
-    async def _say_hello(self) -> dict[str, Any]:
+    async def _say_hello(self, build: int) -> dict[str, Any]:
         while True:
             try:
-                answer: dict[str, Any] = await self._engines.hello.remote()
-                return answer
+                answer: dict[str, Any] = await self._engines.hello.remote(build)
+                if answer:
+                    return answer
+                await asyncio.sleep(_HELLO_AGAIN_S)
             except Exception as error:
                 logger.warning("No replica says hello yet: %r", error)
                 await asyncio.sleep(_HELLO_AGAIN_S)

@@ -23,6 +23,7 @@ from serving.engine.compat import (
     FinishReason,
     GracefulHTTPError,
 )
+from serving.front import failures
 from serving.front.admission import OF_KEY, Admission
 from serving.front.condemned import CONDEMNED, Condemned
 from serving.front.credit import Credit
@@ -33,7 +34,7 @@ from serving.front.request_log import LEFT, log_end
 from serving.front.routing import Routing
 from serving.front.spare_leases import SpareLeases
 from serving.front.token_links import TokenLinks
-from serving.replica.leases import BUSY
+from serving.replica.leases import BUSY, OTHER_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -42,11 +43,16 @@ if TYPE_CHECKING:
     from serving.front.lease_holder import OpenStream
     from serving.front.request_class import ClassShare
     from serving.front.token_link import TokenLink
+    from serving.replica.kinship import Kin
 
 logger = logging.getLogger("ray.serve")
 
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 1.0
+
+MAX_STRANGERS: Final = 12
+"""Engines in a row that cannot go on with a request, where no other is known: in nine
+seconds or so each that runs was asked."""
 
 MAX_WAIT_S: Final = 600.0
 """For a replica; then a request fails."""
@@ -76,7 +82,7 @@ class FleetClient(EngineCoreClient):
         self,
         *,
         front: bytes,
-        fingerprint: str,
+        kin: Kin,
         supported_tasks: Sequence[str],
         open_stream: OpenStream,
         max_requests: Callable[[int], int] = lambda _replicas: sys.maxsize,
@@ -87,7 +93,7 @@ class FleetClient(EngineCoreClient):
 
         Args:
             front: The front's name, unique in the cluster.
-            fingerprint: Of the engines that may be leased.
+            kin: Its own.
             supported_tasks: Of those engines.
             open_stream: Opens a lease, as `EngineServer.lease`; what it returns can be
                 iterated once and cancelled.
@@ -99,7 +105,7 @@ class FleetClient(EngineCoreClient):
         self.engine_ranks_managed = [0]
         self.resources = SimpleNamespace(engine_dead=False)
         self.on_replay: Callable[[str, int], None] = lambda _reason, _tokens: None
-        self.on_failure: Callable[[str, Exception], None] = _log_unheard
+        self.on_failure: Callable[[str, Exception], None] = failures.log_unheard
         self.on_refused: Callable[[str], None] = lambda _request_id: None
         self._supported_tasks = tuple(supported_tasks)
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
@@ -114,8 +120,11 @@ class FleetClient(EngineCoreClient):
         self.admission = Admission(
             self._links, self.credit, self.routing, classes, max_requests, self._replies
         )
-        self._leases = LeaseHolder(front, fingerprint, open_stream, self._links)
-        self._spares = SpareLeases(self.routing.is_leaving)
+        self._leases = LeaseHolder(front, kin, open_stream, self._links)
+        self._spares = SpareLeases(
+            # Each request of another build's front is looked at by the engine.
+            lambda link: self.routing.is_leaving(link) or link.offer.build != kin.build
+        )
         self._queue: LeaseQueue[InFlight] = LeaseQueue(
             self._start_lease, self._may_lease
         )
@@ -194,7 +203,7 @@ class FleetClient(EngineCoreClient):
         for one in self._requests:
             if self.admission.has_expired(one):
                 self.admission.on_refusal("expired")
-                self._fail(one, _EXPIRED, HTTPStatus.TOO_MANY_REQUESTS)
+                self._fail(one, failures.EXPIRED, HTTPStatus.TOO_MANY_REQUESTS)
                 continue
             if one.link is None and now_s - one.since_s > MAX_WAIT_S:
                 self._fail(
@@ -263,7 +272,7 @@ class FleetClient(EngineCoreClient):
         if one is None or not lease.is_of(one) or one not in self._requests:
             return
         if reason is None:
-            self._fail(one, _FAULT, HTTPStatus.INTERNAL_SERVER_ERROR)
+            self._fail(one, failures.FAULT, HTTPStatus.INTERNAL_SERVER_ERROR)
         else:
             self._move(one, reason)
 
@@ -344,16 +353,19 @@ class FleetClient(EngineCoreClient):
         if was_placed:
             one.num_replays += 1
             if one.num_replays > MAX_REPLAYS:
-                self._fail(
-                    one,
-                    "The request was interrupted too often; retry.",
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                )
+                self._fail(one, failures.INTERRUPTED, HTTPStatus.SERVICE_UNAVAILABLE)
                 return
             shown = reason if reason in REASONS else "failure"
             self.on_replay(shown, one.num_tokens)
             one.since_s = time.monotonic()
             self._enqueue(one)
+            return
+        if (
+            reason == OTHER_MODEL
+            and one.num_refusals >= MAX_STRANGERS
+            and not self.routing.staying
+        ):
+            self._fail(one, failures.REPLACED, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         logger.info("Request %s goes on looking: %s", one.request_id, reason)
         wait_s = min(FIRST_RETRY_S * 2**one.num_refusals, LAST_RETRY_S)
@@ -386,15 +398,3 @@ class FleetClient(EngineCoreClient):
         if self._forget(one.request_id) is not None:
             self._give_up(one)
         self.on_failure(one.request_id, GracefulHTTPError(message, status))
-
-
-_FAULT: Final = "The server failed to lease an engine for the request."
-
-_EXPIRED: Final = (
-    "The deadline passed while the request waited for an engine; retry, or allow it "
-    "more than its deadline_ms."
-)
-
-
-def _log_unheard(request_id: str, error: Exception) -> None:
-    logger.error("Request %s failed: %s", request_id, error)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from serving.front.in_flight import InFlight
     from serving.front.token_link import TokenLink
     from serving.front.token_links import TokenLinks
+    from serving.replica.kinship import Kin
 
     OnSettled = Callable[["InFlight", "Lease", TokenLink | None], None]
     OnOver = Callable[["Lease", str | None], None]
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         def __call__(
             self,
             front: bytes,
-            fingerprint: str,
+            kin: Kin,
             frames: Sequence[bytes],
             alone: bool,
             /,
@@ -58,19 +59,19 @@ class LeaseHolder:
     """Opens leases and follows what becomes of them."""
 
     def __init__(
-        self, front: bytes, fingerprint: str, open_stream: OpenStream, links: TokenLinks
+        self, front: bytes, kin: Kin, open_stream: OpenStream, links: TokenLinks
     ) -> None:
         """Hold nothing yet.
 
         Args:
             front: The front's name, unique in the cluster.
-            fingerprint: Of the engines that may be leased.
+            kin: Its own.
             open_stream: Opens a lease, as `EngineServer.lease`; what it returns can be
                 iterated once and cancelled.
             links: Where tokens come from.
         """
         self._front = front
-        self._fingerprint = fingerprint
+        self._kin = kin
         self._open_stream = open_stream
         self._links = links
         self._encoder = MsgpackEncoder()
@@ -144,7 +145,7 @@ class LeaseHolder:
         try:
             stream = self._open_stream(
                 self._front,
-                self._fingerprint,
+                self._kin,
                 frames,
                 one.was_alone,
                 wanted=wanted,

@@ -30,6 +30,7 @@ from serving.replica.token_channel import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
+    from serving.replica.kinship import Kin
     from serving.replica.token_channel import TokenRelay
 
 logger = logging.getLogger("ray.serve")
@@ -42,6 +43,9 @@ ACCEPTED: Final = "accepted"
 
 BUSY: Final = "busy"
 """A request runs alone here; ask again."""
+
+OTHER_MODEL: Final = "other model"
+"""This engine cannot go on with what the front has begun."""
 
 LINK_TIMEOUT_S: Final = 10.0
 
@@ -111,6 +115,7 @@ class Leases:
         add: Callable[[Any], Awaitable[Any]],
         abort: Callable[[list[str]], Awaitable[Any]],
         flush: Callable[[], Awaitable[Any]],
+        may_take: Callable[[Kin, Any], bool] = lambda _kin, _request: True,
     ) -> None:
         """Let nobody in yet.
 
@@ -120,11 +125,13 @@ class Leases:
             add: Hands a request to the engine, `client_index` as it is.
             abort: Ends requests in the engine.
             flush: Returns once the engine has dealt with all that it was told before.
+            may_take: Whether it may have a request of a front's.
         """
         self._relay = relay
         self._offer = msgspec.msgpack.encode(relay.offer)
         self._free_slots = list(range(num_slots - 1, 0, -1))
         self._add, self._abort, self._flush = add, abort, flush
+        self._may_take = may_take
         self._decoder = MsgpackDecoder(EngineCoreRequest)
         self.on_begun: Callable[[], None] = lambda: None
         self._seats: dict[bytes, _Seat] = {}
@@ -143,22 +150,28 @@ class Leases:
         return self.num_running + sum(seat.num_waiting for seat in self._seats.values())
 
     async def hold(
-        self, front: bytes, frames: Sequence[bytes], *, alone: bool
+        self, front: bytes, kin: Kin, frames: Sequence[bytes], *, alone: bool
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Run one request; returns when it has ended.
 
         Args:
             front: The front's name.
+            kin: The front's.
             frames: An `EngineCoreRequest`, encoded as for the engine core.
             alone: Whether it must have the engine for itself.
 
         Yields:
             `OFFER` with a `LinkOffer` if the front is not connected, and `ACCEPTED`,
-            with it too, once the request is in the engine; or only `BUSY`.
+            with it too, once the request is in the engine; or only `BUSY`, or
+            `OTHER_MODEL`.
 
         Raises:
             LeaseLostError: The front cannot be reached, or no slot is free.
         """
+        request = self._decoder.decode(frames)
+        if not self._may_take(kin, request):
+            yield OTHER_MODEL, b""
+            return
         if self._lone is not None:
             yield BUSY, b""
             return
@@ -173,7 +186,6 @@ class Leases:
             if self._lone is not None:
                 yield BUSY, b""
                 return
-        request = self._decoder.decode(frames)
         request.client_index = seat.slot
         if alone:
             self._lone = request.request_id

@@ -18,6 +18,7 @@ class ReplicaOptions:
         hang_timeout_s: Longest silence of an engine that works, seconds.
         load_timeout_s: Longest silence of one that loads, seconds.
         board_text: Whether the board may show draft tokens as text.
+        build: As `Kin` has it.
     """
 
     device: str
@@ -28,3 +29,4 @@ class ReplicaOptions:
     hang_timeout_s: float
     load_timeout_s: float
     board_text: bool
+    build: int

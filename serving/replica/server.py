@@ -16,6 +16,7 @@ from serving.compat_ray import RUNNING_REQUESTS_KEY, LLMServer, usage_stats_enab
 from serving.reloading import take_over
 from serving.replica.capacity import capacity_reader
 from serving.replica.engine_gone import EngineGoneError
+from serving.replica.kinship import Kin
 from serving.replica.metrics import (
     CAPACITY_PERIOD_S,
     SNAPSHOT_PERIOD_S,
@@ -39,9 +40,6 @@ from serving.replica.watchdog import EngineWatch, end_process
 from serving.settings.live import LiveSettings
 
 logger = logging.getLogger("ray.serve")
-
-OTHER_MODEL: Final = "other model"
-"""Answer to a lease: this replica cannot go on with what the front has begun."""
 
 _SUM_UP_PERIOD_S: Final = 10.0
 """As vLLM's own server does."""
@@ -80,11 +78,19 @@ class EngineServer(LLMServer):
         self._watch = EngineWatch(options.hang_timeout_s, options.load_timeout_s)
         await super().__init__(
             llm_config,
-            engine_cls=functools.partial(SlottedEngine, num_slots=num_slots),
+            engine_cls=functools.partial(
+                SlottedEngine, num_slots=num_slots, build=options.build
+            ),
         )
 
-    async def hello(self) -> dict[str, Any]:
-        """Tell a front what it needs to speak for this deployment's engines."""
+    async def hello(self, build: int) -> dict[str, Any]:
+        """Tell a front of the same build what it needs to speak for these engines.
+
+        One of another build gets nothing: while an update replaces engine by engine, it
+        has to wait for the first of its own.
+        """
+        if build != self._options.build:
+            return {}
         described: dict[str, Any] = await self.engine.describe()
         return described
 
@@ -104,7 +110,7 @@ class EngineServer(LLMServer):
     async def lease(
         self,
         front: bytes,
-        fingerprint: str,
+        kin: Kin,
         frames: Sequence[bytes],
         alone: bool,
         wanted: str = "",
@@ -113,13 +119,13 @@ class EngineServer(LLMServer):
 
         Args:
             front: The front's name.
-            fingerprint: Of the engine whose configuration the front has.
+            kin: The front's.
             frames: An `EngineCoreRequest`, encoded as for the engine core.
             alone: Whether it must have the engine for itself.
             wanted: The replica it is meant for; the router has read it.
 
         Yields:
-            As `Leases.hold`; only `OTHER_MODEL` if this engine is not such a one.
+            As `Leases.hold`.
 
         Raises:
             EngineGoneError: The engine is dead.
@@ -127,10 +133,7 @@ class EngineServer(LLMServer):
         del wanted
         if self.engine.is_dead:
             raise EngineGoneError
-        if fingerprint != self.engine.fingerprint:
-            yield OTHER_MODEL, b""
-            return
-        async for event in self.engine.leases.hold(front, frames, alone=alone):
+        async for event in self.engine.leases.hold(front, kin, frames, alone=alone):
             yield event
 
     async def start(self) -> None:

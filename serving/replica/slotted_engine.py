@@ -26,6 +26,7 @@ from serving.engine.front_names import LEASES
 from serving.engine.version import SUPPORTED_VLLM
 from serving.plugin import DIE_WITH_PARENT
 from serving.replica.engine import TetrisEngine
+from serving.replica.kinship import Kin, may_take
 from serving.replica.leases import Leases
 from serving.replica.merged_stats import merge_stats
 from serving.replica.state_logger import StateLogger
@@ -46,15 +47,16 @@ class SlottedEngine(TetrisEngine):
             output 0 gets all of the engine's own statistics (`engine.shared.replay`).
     """
 
-    def __init__(self, llm_config: LLMConfig, *, num_slots: int) -> None:
+    def __init__(self, llm_config: LLMConfig, *, num_slots: int, build: int) -> None:
         """Start nothing yet.
 
         Args:
             llm_config: Ray Serve's description of the deployment.
             num_slots: Outputs, the replica's own included; at least 2.
+            build: As `Kin` has it.
         """
         super().__init__(llm_config)
-        self._num_slots = num_slots
+        self._num_slots, self._build = num_slots, build
         self.leases: Leases
         self.steps: StateLogger
 
@@ -82,19 +84,24 @@ class SlottedEngine(TetrisEngine):
             ),
             dead_frame=EngineCoreProc.ENGINE_CORE_DEAD,
             serve_id=serve.get_replica_context().replica_id.unique_id,
+            build=self._build,
         )
         os.environ[DIE_WITH_PARENT] = "1"
         with _launching_with(addresses):
             client = super()._start_async_llm_engine(
                 vllm_engine_args, vllm_engine_config, placement_group
             )
-        core = client.engine_core
+        core, model = client.engine_core, client.model_config
+        self.fingerprint = fingerprint = _fingerprint_of(model)
         self.leases = Leases(
             relay,
             self._num_slots,
             add=functools.partial(core._send_input, EngineCoreRequestType.ADD),
             abort=core.abort_requests_async,
             flush=core.get_supported_tasks_async,
+            may_take=functools.partial(
+                may_take, Kin(fingerprint, self._build), model.max_model_len
+            ),
         )
         relay.watch_processes(core.resources.engine_manager.sentinels())
         cache = client.vllm_config.cache_config
@@ -118,13 +125,6 @@ class SlottedEngine(TetrisEngine):
             "supported_tasks": tuple(await client.get_supported_tasks()),
         }
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Equal for engines between which a request may move."""
-        model = self._engine_client.model_config
-        parts = (SUPPORTED_VLLM, model.compute_hash(), model.tokenizer)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
 
 @contextlib.contextmanager
 def _launching_with(addresses: Sequence[str]) -> Iterator[None]:
@@ -140,6 +140,14 @@ def _launching_with(addresses: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         core_client.launch_core_engines = original
+
+
+def _fingerprint_of(model: Any) -> str:
+    # Its law does not depend on how long a request may get.
+    of_any_length = copy.copy(model)
+    of_any_length.max_model_len = 1
+    parts = (SUPPORTED_VLLM, of_any_length.compute_hash(), model.tokenizer)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _without_placement(vllm_config: Any) -> Any:

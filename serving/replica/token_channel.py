@@ -96,6 +96,7 @@ class LinkOffer(msgspec.Struct, frozen=True):
         public_key: Of the socket, Z85.
         num_seats: Requests the engine runs at a time.
         serve_id: Serve's name of the replica.
+        build: As `Kin` has it.
     """
 
     replica: str
@@ -103,6 +104,7 @@ class LinkOffer(msgspec.Struct, frozen=True):
     public_key: bytes
     num_seats: int
     serve_id: str
+    build: int = 0
 
 
 def decode_sequence(data: Any) -> int:
@@ -138,6 +140,7 @@ class TokenRelay(threading.Thread):
         on_message: OnMessage,
         dead_frame: bytes,
         serve_id: str = "",
+        build: int = 0,
     ) -> None:
         """Bind all sockets; nothing is forwarded before `start`.
 
@@ -149,6 +152,7 @@ class TokenRelay(threading.Thread):
             on_message: Told what fronts say, in this thread: front, kind, payload.
             dead_frame: What the engine core pushes when it dies.
             serve_id: Serve's name of the replica.
+            build: As `Kin` has it.
         """
         super().__init__(name="token-relay", daemon=True)
         self._context = zmq.Context()
@@ -167,7 +171,7 @@ class TokenRelay(threading.Thread):
         listen = f"[{host}]" if ":" in host else host
         port = self._fronts_socket.bind_to_random_port(f"tcp://{listen}")
         self.offer = LinkOffer(
-            replica, f"tcp://{listen}:{port}", public_key, num_seats, serve_id
+            replica, f"tcp://{listen}:{port}", public_key, num_seats, serve_id, build
         )
         self._poller = zmq.Poller()
         self._poller.register(self._fronts_socket, zmq.POLLIN)

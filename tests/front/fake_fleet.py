@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +24,7 @@ from serving.engine.shared.replay import emitted_token_ids_of
 from serving.front.fleet_client import FleetClient
 from serving.front.in_flight import MAX_SHARED_DEATHS, InFlight
 from serving.replica.engine_gone import EngineGoneError
+from serving.replica.kinship import Kin, may_take
 from serving.replica.leases import Leases
 from serving.replica.token_channel import ReplicaState, TokenRelay
 
@@ -30,6 +32,7 @@ DEAD = b"ENGINE_CORE_DEAD"
 NUM_SLOTS = 3
 STEP_S = 0.002
 WAIT_S = 20.0
+KIN = Kin("a model", build=2)
 
 OTHER_HOSTS_CLOCK_S = 1e6
 """How far a replica's monotonic clock is ahead of the front's."""
@@ -73,7 +76,14 @@ class FakeReplica:
     `costs` are, as `ReplicaState` names them.
     """
 
-    def __init__(self, folder: Path, poison: int | None = None, **offer: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        poison: int | None = None,
+        kin: Kin = KIN,
+        max_model_len: int = 1000,
+        **offer: Any,
+    ) -> None:
         addresses = [
             f"ipc://{folder}/{uuid.uuid4().hex[:8]}" for _ in range(1, NUM_SLOTS)
         ]
@@ -84,6 +94,7 @@ class FakeReplica:
             slot_addresses=addresses,
             on_message=lambda *m: loop.call_soon_threadsafe(self.leases.hear, *m),
             dead_frame=DEAD,
+            build=kin.build,
             **{"num_seats": 64, "serve_id": "", **offer},
         )
         self.leases = Leases(
@@ -92,6 +103,7 @@ class FakeReplica:
             add=self._add,
             abort=self._abort,
             flush=lambda: asyncio.sleep(0),
+            may_take=functools.partial(may_take, kin, max_model_len),
         )
         self.running: dict[str, Any] = {}
         self.taken: list[Any] = []
@@ -197,12 +209,12 @@ class FakeStream:
         self.is_cancelled = True
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
-        front, _fingerprint, frames, alone = self._args
+        front, kin, frames, alone = self._args
         while not (replica := self._fleet.choose(self.wanted)):
             await asyncio.sleep(STEP_S)
         if not replica.is_alive:
             raise self._fleet.error_of_the_dead
-        holding = replica.leases.hold(front, frames, alone=alone)
+        holding = replica.leases.hold(front, kin, frames, alone=alone)
         try:
             async for event in holding:
                 yield event
@@ -261,10 +273,9 @@ class Scene:
     def make_client(self, name: bytes, **options: Any) -> FleetClient:
         client = FleetClient(
             front=name,
-            fingerprint="a model",
             supported_tasks=("generate",),
             open_stream=self.fleet.open_stream,
-            **options,
+            **{"kin": KIN, **options},
         )
         client.on_failure = self.failures.__setitem__
         client.on_replay = lambda reason, _tokens: self.replays.append(reason)

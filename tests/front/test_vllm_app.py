@@ -27,6 +27,7 @@ platforms._current_platform.import_kernels = CpuPlatform.import_kernels
 async def main():
     from serving.front.fleet_client import FleetClient
     from serving.front.vllm_app import build_app_state
+    from serving.replica.kinship import Kin
     from vllm.exceptions import GracefulHTTPError
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     with open(sys.argv[1], "rb") as file:
@@ -41,7 +42,7 @@ async def main():
             pass
 
     client = FleetClient(
-        front=b"f", fingerprint="x", supported_tasks=("generate",),
+        front=b"f", kin=Kin("x", 1), supported_tasks=("generate",),
         open_stream=lambda *_, **__: opened.set() or Stream(),
         max_requests=lambda _: 1,
     )
