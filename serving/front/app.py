@@ -197,14 +197,15 @@ class Front(PageRoutes):
         await take_over(user_config, self._take_settings)
 
     async def _take_settings(self, live: LiveSettings) -> None:
+        # First: the chart tells it besides what people write, which may be refused.
+        if live.replicas.min is not None:
+            self._min_replicas = live.replicas.min
         if live.policy is not None:
             shares = read_shares(live.policy.classes)
             check_priorities(self._classes, shares)
             # In place: whoever admits has it too.
             self._classes.clear()
             self._classes.update(shares)
-        if live.replicas.min is not None:
-            self._min_replicas = live.replicas.min
         if live.replicas.max_queued_requests is not None:
             self._max_queued_requests = live.replicas.max_queued_requests
 

@@ -87,7 +87,7 @@ class FleetClient(EngineCoreClient):
         open_stream: OpenStream,
         max_requests: Callable[[int], int] = lambda _replicas: sys.maxsize,
         classes: Mapping[str, ClassShare] = MappingProxyType({}),
-        running_ids: Callable[[], Collection[str]] = frozenset,
+        running_ids: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         """Connect to nothing yet.
 

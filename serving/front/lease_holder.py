@@ -163,9 +163,12 @@ class LeaseHolder:
         except (asyncio.CancelledError, TimeoutError) as error:
             if stream is not None:
                 stream.cancel()
-            if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                 raise
-            reason = "no answer"
+            # Where a client comes through Serve's own proxy, Ray cancels with it what
+            # was called for it, though a lease may be another request's by then.
+            reason = "no answer" if isinstance(error, TimeoutError) else "lease ended"
         except Exception as error:
             reason = "engine died" if _lost_its_engine(error) else repr(error)
         finally:

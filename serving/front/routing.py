@@ -38,7 +38,7 @@ class Routing:
     def __init__(
         self,
         links: TokenLinks,
-        running_ids: Callable[[], Collection[str]],
+        running_ids: Callable[[], Collection[str] | None],
         replies: ReplyLength,
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
@@ -47,7 +47,8 @@ class Routing:
 
         Args:
             links: To replicas.
-            running_ids: Serve's names of those that run, connected or not.
+            running_ids: Serve's names of those that run, connected or not; None while
+                it has told none.
             replies: How long they are.
             draw: Returns a random number from 0 to below 1.
             clock: Seconds.
@@ -120,7 +121,7 @@ class Routing:
 
     def find_new(self) -> str:
         """Return Serve's name of a replica to be looked for now, "" for none."""
-        running = self._running_ids()
+        running = self._running_ids() or ()
         # By name: while old ones drain, as many may be connected as run.
         connected = {link.offer.serve_id for link in self._links.all}
         late_s = self._clock() - LOOK_AGAIN_S
@@ -210,7 +211,7 @@ class Routing:
     def is_leaving(self, link: TokenLink) -> bool:
         """Serve lists no replica that drains; its tokens come to the end."""
         running = self._running_ids()
-        return bool(running) and link.offer.serve_id not in running
+        return running is not None and link.offer.serve_id not in running
 
     def _is_stale(self, link: TokenLink) -> bool:
         return self._clock() - link.heard_s > MAX_STATE_AGE_S

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_running_ids: frozenset[str] = frozenset()
+_running_ids: frozenset[str] | None = None
 
 
 def note_running(ids: Iterable[str]) -> None:
@@ -20,6 +20,6 @@ def note_running(ids: Iterable[str]) -> None:
     _running_ids = frozenset(ids)
 
 
-def running_ids() -> frozenset[str]:
-    """Return Serve's names of them; none before anything was routed."""
+def running_ids() -> frozenset[str] | None:
+    """Return Serve's names of them; None before it has told any."""
     return _running_ids

@@ -33,7 +33,7 @@ async def test_requests_one_after_the_other_take_one_call(scene):
     assert len(scene.fleet.opened) == 1
     assert not scene.replays
     assert not replica.aborted
-    assert replica.leases.num_running == 0
+    await until(lambda: not replica.leases.num_running)
 
 
 async def test_what_waits_takes_the_leases_of_what_has_ended(scene):
@@ -77,17 +77,21 @@ async def test_a_replica_that_drains_is_kept_from_it_by_nothing(scene):
     old = scene.add_replica(serve_id="old")
     await keep(scene, old, 2)
     late = await scene.begin(1, max_tokens=300)
+    # As if it were the only one: the next one has not started yet.
     running.clear()
-    running.add("new")
+    scene.fleet.replicas.remove(old)
+    waiting = await scene.send(3, "new ")
     scene.client.fail_overdue()
     await until(lambda: not seat_of(old).spares)
+    running.add("new")
     new = scene.add_replica(serve_id="new")
-    await scene.check_all(await scene.send(3, "new "))
+    await scene.check_all(waiting)
     await scene.check_all(late)
     await until(lambda: not seat_of(old).leases)
     assert not seat_of(old).spares
     assert len(old.taken) == 3
     assert len(new.taken) == 3
+    await old.close()
 
 
 async def test_a_front_keeps_no_more_than_its_part(scene):
@@ -216,3 +220,14 @@ async def test_a_fuzz_of_short_requests_loses_none(scene):
     # Fewer calls than requests, although links break all the time.
     assert len(scene.fleet.opened) < len(wanted) / 2
     await until(lambda: not any(one.leases.num_running for one in replicas))
+
+
+async def test_a_call_that_somebody_else_cancels_loses_no_request(scene):
+    """Ray may, if a client leaves for whom it was opened; it is others' by then."""
+    replica = scene.add_replica()
+    requests = await scene.begin(2, max_tokens=200)
+    for lease in seat_of(replica).leases.values():
+        lease.ended.cancel()
+    await scene.check_all(requests)
+    assert scene.replays == 2 * ["lease ended"]
+    assert len(replica.taken) == 4

@@ -87,7 +87,7 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
         numbers: Iterator[float] = iter(())
         routing = Routing(
             cast(Any, links),
-            running_ids=lambda: (),
+            running_ids=lambda: None,
             replies=ReplyLength(),
             draw=lambda: next(numbers),  # noqa: B023
             clock=lambda: 0.0,
