@@ -52,7 +52,6 @@ from serving.front.running_replicas import running_ids
 from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state, describe_tokenizer
 from serving.reloading import take_over
-from serving.replica.kinship import Kin
 from serving.settings.gguf_models import convert_alike
 from serving.settings.live import LiveSettings
 
@@ -177,7 +176,7 @@ class Front(PageRoutes):
 
         self._client = FleetClient(
             front=uuid.uuid4().bytes,
-            kin=Kin(hello["fingerprint"], build),
+            kin=hello["kin"],
             supported_tasks=hello["supported_tasks"],
             open_stream=leases.remote,
             max_requests=max_requests,
@@ -305,10 +304,9 @@ class Front(PageRoutes):
                 answer: dict[str, Any] = await self._engines.hello.remote(build)
                 if answer:
                     return answer
-                await asyncio.sleep(_HELLO_AGAIN_S)
             except Exception as error:
                 logger.warning("No replica says hello yet: %r", error)
-                await asyncio.sleep(_HELLO_AGAIN_S)
+            await asyncio.sleep(_HELLO_AGAIN_S)
 
     async def _tick(self) -> None:
         while True:

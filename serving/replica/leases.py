@@ -115,7 +115,7 @@ class Leases:
         add: Callable[[Any], Awaitable[Any]],
         abort: Callable[[list[str]], Awaitable[Any]],
         flush: Callable[[], Awaitable[Any]],
-        may_take: Callable[[Kin, Any], bool] = lambda _kin, _request: True,
+        may_take: Callable[[Kin, Any], bool],
     ) -> None:
         """Let nobody in yet.
 

@@ -92,16 +92,14 @@ class SlottedEngine(TetrisEngine):
                 vllm_engine_args, vllm_engine_config, placement_group
             )
         core, model = client.engine_core, client.model_config
-        self.fingerprint = fingerprint = _fingerprint_of(model)
+        self.kin = Kin(_fingerprint_of(model), self._build)
         self.leases = Leases(
             relay,
             self._num_slots,
             add=functools.partial(core._send_input, EngineCoreRequestType.ADD),
             abort=core.abort_requests_async,
             flush=core.get_supported_tasks_async,
-            may_take=functools.partial(
-                may_take, Kin(fingerprint, self._build), model.max_model_len
-            ),
+            may_take=functools.partial(may_take, self.kin, model.max_model_len),
         )
         relay.watch_processes(core.resources.engine_manager.sentinels())
         cache = client.vllm_config.cache_config
@@ -119,7 +117,7 @@ class SlottedEngine(TetrisEngine):
         maybe_register_config_serialize_by_value()
         return {
             "vllm_version": SUPPORTED_VLLM,
-            "fingerprint": self.fingerprint,
+            "kin": self.kin,
             "config": cloudpickle.dumps(_without_placement(client.vllm_config)),
             "args": cloudpickle.dumps(self._vllm_args),
             "supported_tasks": tuple(await client.get_supported_tasks()),

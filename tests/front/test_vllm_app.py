@@ -7,6 +7,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from serving.replica.kinship import Kin
 from tests.conftest import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,6 @@ platforms._current_platform.import_kernels = CpuPlatform.import_kernels
 async def main():
     from serving.front.fleet_client import FleetClient
     from serving.front.vllm_app import build_app_state
-    from serving.replica.kinship import Kin
     from vllm.exceptions import GracefulHTTPError
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     with open(sys.argv[1], "rb") as file:
@@ -42,7 +42,7 @@ async def main():
             pass
 
     client = FleetClient(
-        front=b"f", kin=Kin("x", 1), supported_tasks=("generate",),
+        front=b"f", kin=hello["kin"], supported_tasks=("generate",),
         open_stream=lambda *_, **__: opened.set() or Stream(),
         max_requests=lambda _: 1,
     )
@@ -91,7 +91,7 @@ def test_a_host_without_a_device_can_be_a_front_that_forgets_whom_it_refuses(tmp
     # What an engine's process tells a front.
     hello = {
         "vllm_version": "0.32.0",
-        "fingerprint": "x",
+        "kin": Kin("x", 1),
         "config": cloudpickle.dumps(args.create_engine_config()),
         "args": cloudpickle.dumps(argparse.Namespace(**both)),
         "supported_tasks": ("generate",),

@@ -165,9 +165,7 @@ def keep_streaming(client: openai.OpenAI, is_over: Callable[[], bool]) -> int:
         while not is_over():
             streams.append(pool.submit(stream))
             time.sleep(1)
-    for one in streams:
-        one.result()
-    return len(streams)
+    return len([one.result() for one in streams])
 
 
 def time_is_up(after_s: float) -> Callable[[], bool]:
@@ -342,12 +340,11 @@ def test_policy_and_limits_change_while_requests_run(live):
 
 
 def test_engines_come_and_go_and_no_other_is_restarted(live):
-    def engines() -> dict[str, Any]:
+    def fewest_and_wanted() -> tuple[int, int]:
         applications = live.cluster.ask("/api/serve/applications/")["applications"]
-        return applications["tetris"]["deployments"]["TetrisEngine:demo"]
-
-    def fewest() -> int:
-        return engines()["deployment_config"]["autoscaling_config"]["min_replicas"]
+        engines = applications["tetris"]["deployments"]["TetrisEngine:demo"]
+        bounds = engines["deployment_config"]["autoscaling_config"]
+        return bounds["min_replicas"], engines["target_num_replicas"]
 
     before = replica_ids(live)
     with busy_with(live, keep_chatting):
@@ -356,9 +353,9 @@ def test_engines_come_and_go_and_no_other_is_restarted(live):
         both = replica_ids(live)
         assert both > before
         live.reload(engines=(1, 2), replicas={"max_queued_requests": 50})
-        wait_until(lambda: fewest() == 1, PATIENCE_S)
         # An update alone takes away nothing that the load may need.
-        assert engines()["target_num_replicas"] == 2
+        wait_until(lambda: fewest_and_wanted()[0] == 1, PATIENCE_S)
+        assert fewest_and_wanted() == (1, 2)
         live.reload(engines=(1, 1))
         wait_until(lambda: len(engine_ids(live)) == 1, START_TIMEOUT_S)
         assert replica_ids(live) < both
@@ -382,8 +379,7 @@ def test_a_redeploy_lets_streams_finish_and_begin(live):
         "replicas.max": 2,
     }
     content["applications"] = [application]
-    head = live.cluster.nodes[0]
-    before = engine_ids(live)
+    head, before = live.cluster.nodes[0], engine_ids(live)
 
     def redeployed() -> bool:
         ids = engine_ids(live)
