@@ -100,9 +100,11 @@ class StandInWorker:
     Attributes:
         is_broken: Of which requests, by id, no draft is accepted, however sure the
             drafter is.
+        now_s: A clock that only its steps move, for tests that no machine may sway.
     """
 
     def __init__(self):
+        self.now_s = 0.0
         self.is_broken = lambda req_id: False
         self._rng = np.random.default_rng(0)
         counts = (1, 8, 64, 512)
@@ -133,6 +135,7 @@ class StandInWorker:
             confidence = np.ascontiguousarray(confidence[:, :depth])
         target_ms = 20.0 + 0.1 * output.total_num_scheduled_tokens
         first_ms, next_ms = float(depth > 0), float(max(0, depth - 1))
+        self.now_s += 1e-3 * (target_ms + first_ms + next_ms + 2.0)
         profile, self._profile = self._profile, None
         drafts = ScoredDraftTokenIds(
             req_ids,

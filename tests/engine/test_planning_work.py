@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import pytest
@@ -59,22 +60,27 @@ def count_calls(counts):
 @pytest.fixture(scope="module")
 def calls_per_step(tiny_pair):
     """Run the real scheduler at 64 requests that all draft; nobody comes or goes."""
+    from serving.engine.cpu import scheduler as module
     from tests.engine import stand_in_worker
 
     sizes = {"num_reqs": NUM_REQS, "depth": DEPTH, "max_tokens": 4096}
     scheduler = stand_in_worker.make_cpu_scheduler(tiny_pair, policy="goodput", **sizes)
     worker, total = stand_in_worker.StandInWorker(), Counter()
+    # What is learnt from a step's time decides what the next one asks of the curves.
+    clock = SimpleNamespace(perf_counter=lambda: worker.now_s)
     lengths = {"prompt_len": 10, "max_tokens": (DEPTH + 1) * NUM_STEPS}
     stand_in_worker.add_requests(scheduler, NUM_REQS, **lengths)
-    for step in range(NUM_STEPS):
-        if step == NUM_FIRST_STEPS:
-            total.clear()
-        with count_calls(total):
-            output = scheduler.schedule()
-        sampled, drafts = worker.execute(output)
-        with count_calls(total):
-            scheduler.update_from_output(output, sampled)
-            scheduler.update_draft_token_ids(drafts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "time", clock)
+        for step in range(NUM_STEPS):
+            if step == NUM_FIRST_STEPS:
+                total.clear()
+            with count_calls(total):
+                output = scheduler.schedule()
+            sampled, drafts = worker.execute(output)
+            with count_calls(total):
+                scheduler.update_from_output(output, sampled)
+                scheduler.update_draft_token_ids(drafts)
     counters = scheduler.counters
     assert not counters.num_fallbacks
     assert counters.num_verified_tokens > NUM_REQS * NUM_STEPS
@@ -87,7 +93,7 @@ def calls_per_step(tiny_pair):
     ("kind", "most"),
     # Per step. A call of compiled code takes 2 to 10 us between two forward passes;
     # functions and built-ins are a few for each request, and some for all.
-    [("compiled", 25), ("function", 300), ("built-in", 1600)],
+    [("compiled", 27), ("function", 300), ("built-in", 1600)],
 )
 def test_a_step_of_64_requests_is_planned_in_so_many_calls(calls_per_step, kind, most):
     assert 0.5 * most < calls_per_step[kind] <= most
