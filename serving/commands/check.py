@@ -3,8 +3,10 @@
 from serving.commands.console import Console
 from serving.commands.doctor import report
 from serving.engine_args import engine_kwargs_of
+from serving.settings.finding import Finding
 from serving.settings.model import Settings
 from serving.settings.model_pair import check_models
+from serving.settings.number_format import with_fast_format
 from serving.settings.sizes import show_size
 
 
@@ -19,8 +21,10 @@ def check(source: str, settings: Settings) -> int:
         The exit code: 1 if a model is missing or the pair does not match.
     """
     console = Console()
+    chosen: list[Finding] = []
+    settings = with_fast_format(settings, chosen.append)
     console.say(f"{source}: settings are valid; engine arguments:")
     for name, value in engine_kwargs_of(settings).items():
         size = f" ({show_size(value)})" if name.endswith("_bytes") else ""
         console.say(f"  {name}: {value}{size}")
-    return report([*settings.findings, *check_models(settings)])
+    return report([*settings.findings, *chosen, *check_models(settings)])

@@ -1,6 +1,5 @@
 """Check this machine and a deployment's models before anything is started."""
 
-import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -16,11 +15,12 @@ from serving.engine.version import find_vllm_mismatch
 from serving.engine_args import preload_libraries
 from serving.local import ports
 from serving.settings.finding import Finding
-from serving.settings.gguf_conversion import measure
-from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
+from serving.settings.gguf_files import is_gguf
 from serving.settings.gpus import count_gpus
 from serving.settings.model import Environment, Settings, is_local_path
+from serving.settings.model_files import weigh_model
 from serving.settings.model_pair import check_models
+from serving.settings.number_format import with_fast_format
 
 _PYTHON: Final = ((3, 11), (3, 14))
 _RAY: Final = "2.60.0"
@@ -66,6 +66,8 @@ def examine(settings: Settings) -> list[Finding]:
     Returns:
         Findings, machine first, models last.
     """
+    chosen: list[Finding] = []
+    settings = with_fast_format(settings, chosen.append)
     return [
         *_check_python(),
         *_check_packages(),
@@ -73,6 +75,7 @@ def examine(settings: Settings) -> list[Finding]:
         *check_memory(settings),
         *_check_ports(settings),
         *settings.findings,
+        *chosen,
         *check_models(settings),
         *_check_token(settings),
     ]
@@ -195,9 +198,7 @@ def check_memory(settings: Settings) -> Iterator[Finding]:
     if settings.engine.device == "gpu":
         return
     replica = (
-        (settings.engine.kv_cache_memory_bytes or 0)
-        + _weight_bytes(settings)
-        + _REPLICA_BYTES
+        (settings.engine.kv_cache_memory_bytes or 0) + _weigh(settings) + _REPLICA_BYTES
     )
     available = psutil.virtual_memory().available
     wanted = _RAY_BYTES + replica * settings.replicas.max
@@ -257,19 +258,11 @@ def _check_token(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _weight_bytes(settings: Settings) -> int:
-    models = (settings.model.target, settings.model.draft)
-    return sum(_bytes_of(model) for model in models if model is not None)
-
-
-def _bytes_of(model: str) -> int:
-    if is_gguf(model):
-        # What is wrong with the file is the models' finding.
-        with contextlib.suppress(GgufError):
-            return measure(find_gguf(model))
-    if not is_local_path(model):
-        return 0
-    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+def _weigh(settings: Settings) -> int:
+    """Return the bytes of both models' weights in memory."""
+    names = settings.model.target, settings.model.draft
+    dtype = settings.engine.dtype
+    return sum(weigh_model(name, dtype) for name in names if name is not None)
 
 
 def _version(package: str) -> str | None:

@@ -25,6 +25,7 @@ from serving.local.startup import (
 from serving.settings.gguf_models import with_converted_models
 from serving.settings.key_file import read_keys
 from serving.settings.model import Environment, Settings, SettingsError
+from serving.settings.number_format import with_fast_format
 
 APP_NAME: Final = "tetris"
 
@@ -55,6 +56,7 @@ def up(settings: Settings) -> int:
     try:
         with _interruptible():
             settings = with_converted_models(settings, console.step)
+        settings = with_fast_format(settings, lambda note: console.step(str(note)))
     except KeyboardInterrupt:
         console.say("\nStopped.")
         return 0

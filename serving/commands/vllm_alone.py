@@ -8,6 +8,7 @@ from serving.local import ports
 from serving.local.plain_vllm import leave_to_vllm, plain_command_of, plain_env_of
 from serving.settings.gguf_models import with_converted_models
 from serving.settings.model import Settings, SettingsError
+from serving.settings.number_format import with_fast_format
 
 
 def serve_with_vllm(settings: Settings, *, only_print: bool) -> int:
@@ -24,7 +25,9 @@ def serve_with_vllm(settings: Settings, *, only_print: bool) -> int:
         SettingsError: vLLM alone cannot serve this, or would serve whom these settings
             keep out; nothing has been started.
     """
-    plain = leave_to_vllm(with_converted_models(settings, complain))
+    settings = with_converted_models(settings, complain)
+    settings = with_fast_format(settings, lambda chosen: complain(str(chosen)))
+    plain = leave_to_vllm(settings)
     command, env = plain_command_of(plain), plain_env_of(plain)
     if only_print:
         variables = [f"{name}={value}" for name, value in env.items()]

@@ -6,7 +6,6 @@ drafting method, and limits in proportion. Everything can be replaced by its nam
 
 import contextlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,7 @@ from serving.settings.model import (
     is_local_path,
     parse_settings,
 )
-from serving.settings.model_pair import ModelFiles
+from serving.settings.model_files import ModelFiles
 from serving.settings.sections import read_model_name
 
 _MAX_MODEL_LEN: Final = {"cpu": 8192, "gpu": 32_768}
@@ -167,7 +166,8 @@ def _cpu_limits(
     configs: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Give the cache what all requests may need, as far as memory goes."""
-    token_bytes = sum(map(_token_bytes_of, configs))
+    models = (ModelFiles("", config, None) for config in configs)
+    token_bytes = sum(one.kv_token_bytes or _UNKNOWN_TOKEN_BYTES for one in models)
     length = _number(overrides, "engine.max_model_len", engine["max_model_len"])
     room = psutil.virtual_memory().available // _CPU_CACHE_SHARE
     wanted = engine["max_num_seqs"] * length * token_bytes
@@ -181,19 +181,3 @@ def _cpu_limits(
         # Compiling wants a compiler, and minutes.
         "enforce_eager": True,
     }
-
-
-def _token_bytes_of(config: Mapping[str, Any]) -> int:
-    """Return what a token takes in the KV cache; of unusual models, a guess."""
-    with contextlib.suppress(KeyError, TypeError, ZeroDivisionError):
-        text = {**config, **(config.get("text_config") or {})}
-        num_heads = text["num_attention_heads"]
-        size = text.get("head_dim") or text["hidden_size"] // num_heads
-        num_kv_heads = text.get("num_key_value_heads") or num_heads
-        dtype = text.get("dtype") or text.get("torch_dtype")
-        # Keys and values.
-        width = 2 * (4 if "32" in str(dtype) else 2)
-        parts = (text["num_hidden_layers"], num_kv_heads, size, width)
-        if all(type(part) is int and part > 0 for part in parts):
-            return math.prod(parts)
-    return _UNKNOWN_TOKEN_BYTES

@@ -1,71 +1,15 @@
 """Check that target and draft model belong together, without loading any weight.
 
-Only small JSON files are read. Models named by hub id are looked up in the local cache
-and never downloaded; what is not there is reported as skipped.
+What cannot be read, of a hub id that is not in the local cache, is reported as skipped.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from serving.settings.checks import METHODS_WITH_DRAFT_MODEL
-from serving.settings.cpu_formats import lacks_bfloat16
 from serving.settings.finding import Finding
-from serving.settings.gguf_conversion import check_room, measure
-from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
-from serving.settings.gguf_models import folder_for
-from serving.settings.model import Settings, is_local_path
-
-_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """The JSON files of one model; None where a file is missing or not cached."""
-
-    name: str
-    config: dict[str, Any] | None
-    tokenizer: dict[str, Any] | None
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Rows of the model's output layer."""
-        return self._text_config.get("vocab_size")
-
-    @property
-    def max_context(self) -> int | None:
-        """Positions the model was made for, RoPE scaling included."""
-        config = self._text_config
-        positions = config.get("max_position_embeddings")
-        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        original = scaling.get("original_max_position_embeddings")
-        if scaling.get("rope_type", scaling.get("type")) == "yarn" and original:
-            return max(positions or 0, int(original * scaling.get("factor", 1)))
-        return positions
-
-    @property
-    def dtype(self) -> str | None:
-        """Number format the weights are stored in."""
-        config = self._text_config
-        return config.get("dtype") or config.get("torch_dtype")
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """Hash of everything that turns text into token ids and back."""
-        if self.tokenizer is None:
-            return None
-        parts = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
-        relevant = {part: self.tokenizer.get(part) for part in parts}
-        text = json.dumps(relevant, sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def _text_config(self) -> dict[str, Any]:
-        config = self.config or {}
-        return {**config, **(config.get("text_config") or {})}
+from serving.settings.model import Settings
+from serving.settings.model_files import ModelFiles, read_model
+from serving.settings.number_format import lacks_bfloat16
 
 
 def check_models(settings: Settings) -> list[Finding]:
@@ -79,12 +23,12 @@ def check_models(settings: Settings) -> list[Finding]:
         the engine would fail to start or to serve.
     """
     findings: list[Finding] = []
-    target = _read_model(settings.model.target, "model.target", findings)
+    target = read_model(settings.model.target, "model.target", findings)
     if target is not None:
         findings.extend(_check_context(target, settings))
         findings.extend(_check_dtype(target, settings))
     if _needs_draft(settings) and settings.model.draft is not None:
-        draft = _read_model(settings.model.draft, "model.draft", findings)
+        draft = read_model(settings.model.draft, "model.draft", findings)
         if target is not None and draft is not None:
             findings.extend(_check_pair(target, draft, settings))
     return findings
@@ -92,98 +36,6 @@ def check_models(settings: Settings) -> list[Finding]:
 
 def _needs_draft(settings: Settings) -> bool:
     return settings.policy.name != "none"
-
-
-def _read_model(name: str, setting: str, findings: list[Finding]) -> ModelFiles | None:
-    if is_gguf(name):
-        return _read_converted_model(name, setting, findings)
-    if not is_local_path(name):
-        return _read_cached_model(name, setting, findings)
-    folder = Path(name)
-    problem = _folder_problem(folder)
-    if problem is not None:
-        findings.append(Finding("error", setting, problem))
-        return None
-    try:
-        model = ModelFiles(
-            name=name,
-            config=_read_json(folder / "config.json"),
-            tokenizer=_read_json(folder / "tokenizer.json"),
-        )
-    except ValueError as error:
-        findings.append(Finding("error", setting, f"{error}; copy the model again"))
-        return None
-    findings.append(Finding("ok", setting, f"found in {folder}"))
-    return model
-
-
-def _read_converted_model(
-    name: str, setting: str, findings: list[Finding]
-) -> ModelFiles | None:
-    try:
-        file = find_gguf(name)
-        folder = folder_for(file)
-        if folder.is_dir():
-            return _read_model(str(folder), setting, findings)
-        check_room(measure(file), folder)
-    except GgufError as error:
-        findings.append(Finding("error", setting, str(error)))
-        return None
-    findings.append(
-        Finding("note", setting, f"{file} is converted at the first start, to {folder}")
-    )
-    return None
-
-
-def _folder_problem(folder: Path) -> str | None:
-    if not folder.is_dir():
-        return f"no such folder: {folder}; set the folder that holds config.json"
-    if not (folder / "config.json").is_file():
-        return f"{folder} has no config.json; set the folder of a Hugging Face model"
-    if not any(True for pattern in _WEIGHT_PATTERNS for _ in folder.glob(pattern)):
-        return f"{folder} has no weights (*.safetensors); download the model first"
-    return None
-
-
-def _read_cached_model(
-    name: str, setting: str, findings: list[Finding]
-) -> ModelFiles | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        paths = [
-            try_to_load_from_cache(name, file)
-            for file in ("config.json", "tokenizer.json")
-        ]
-    except HFValidationError as error:
-        findings.append(
-            Finding("error", setting, f"not a hub id: {error}; write a folder as ./…")
-        )
-        return None
-    if not isinstance(paths[0], str):
-        hint = f"; for the one here write ./{name}" if Path(name).exists() else ""
-        findings.append(
-            Finding("note", setting, f"{name} is not in the local cache, skipped{hint}")
-        )
-        return None
-    config, tokenizer = (
-        _read_json(Path(path)) if isinstance(path, str) else None for path in paths
-    )
-    findings.append(Finding("ok", setting, f"{name} found in the local cache"))
-    return ModelFiles(name=name, config=config, tokenizer=tokenizer)
-
-
-def _read_json(file: Path) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not valid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} does not hold a JSON object")
-    return content
 
 
 def _check_dtype(target: ModelFiles, settings: Settings) -> Iterator[Finding]:

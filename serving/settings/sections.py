@@ -81,7 +81,10 @@ class EngineSettings(Section):
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Field(description="the number format of weights and activations"),
+        Field(
+            description="the number format of weights and activations; `auto` is that "
+            "of the weights, and with `up` float32 on a CPU that has no bfloat16"
+        ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
         Annotated[Bytes, Field(ge=1 << 20)] | None,

@@ -10,10 +10,11 @@ import pytest
 
 from serving.commands.doctor import doctor, examine
 from serving.local import ports
-from serving.settings.cpu_formats import lacks_bfloat16
 from serving.settings.finding import Finding
 from serving.settings.model import Settings, parse_settings
+from serving.settings.model_files import weigh_model
 from serving.settings.model_pair import check_models
+from serving.settings.number_format import lacks_bfloat16, with_fast_format
 from tests.serving.test_settings import minimal
 
 
@@ -69,6 +70,53 @@ def test_a_cpu_that_is_known_to_convert_bfloat16_is_told_of_float32(
 
     assert warnings() == (["engine.dtype"] if is_slow else [])
     assert warnings(dtype="float32") == []
+
+
+# Of one token and layer: 1 head x 8 x keys and values x 2 bytes, of both models.
+LAYER = {"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8}
+LENGTH = 1 << 14
+CACHE = 2 * 32 * LENGTH
+
+
+@pytest.mark.parametrize(
+    ("config", "engine", "expected"),
+    [
+        ({}, {}, "float32"),
+        ({}, {"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float16"}, {}, "auto"),
+        # A request of full length has no room any more, or nobody can tell.
+        ({}, {"kv_cache_memory_bytes": 2 * CACHE, "max_model_len": LENGTH}, "float32"),
+        ({}, {"kv_cache_memory_bytes": CACHE, "max_model_len": LENGTH}, "auto"),
+        ({"head_dim": 0, "hidden_size": 0}, {"kv_cache_memory_bytes": CACHE}, "auto"),
+        ({"size": 2 << 40}, {}, "auto"),
+        ({"size": 0}, {}, "auto"),
+    ],
+)
+def test_float32_is_taken_where_it_is_faster_and_fits(
+    config, engine, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("serving.settings.number_format.lacks_bfloat16", lambda: True)
+    config = LAYER | {"dtype": "bfloat16"} | config
+    size = config.pop("size", 1024)
+    names = [write_model(tmp_path / name, **config) for name in ("target", "draft")]
+    for name in names:
+        # Without what it would take on a disk.
+        with (Path(name) / "model.safetensors").open("wb") as weights:
+            weights.truncate(size)
+    told: list[Finding] = []
+    settings = pair(*names, engine={"device": "cpu"} | engine)
+    chosen = with_fast_format(settings, told.append)
+    assert chosen.engine.dtype == expected
+    assert [one.setting for one in told] == ["engine.dtype"] * (chosen is not settings)
+    taken = 2 * size if chosen is not settings else size
+    assert weigh_model(names[0], chosen.engine.dtype) == taken
+
+
+def test_a_model_that_cannot_be_read_keeps_its_format(tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.settings.number_format.lacks_bfloat16", lambda: True)
+    for target in (str(tmp_path / "none"), "an/id-that-is-not-here"):
+        settings = pair(target, target, engine={"device": "cpu"})
+        assert with_fast_format(settings, pytest.fail) is settings
 
 
 SHORT = {"max_position_embeddings": 512}

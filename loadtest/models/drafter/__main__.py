@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serving.offline import find_model
-from serving.settings.cpu_formats import lacks_bfloat16
 from serving.settings.model import read_cache_dir
+from serving.settings.number_format import lacks_bfloat16
 
 from .chats import WorkDir
 
