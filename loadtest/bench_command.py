@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .argument_types import read_minutes
 from .client.errors import LoadTestError
 from .result_folder import ResultFolder
 
@@ -46,7 +45,7 @@ def make_parser(
         )
     add(
         "--minutes",
-        type=read_minutes,
+        type=float,
         metavar="N",
         help="begin nothing new after this long; exits with 3 if work is left",
     )

@@ -140,7 +140,8 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
         if not turns:
             return True
         self.folder.write_environment(self._environment)
-        deadline_s = time.monotonic() + 60 * (minutes or math.inf)
+        limit_s = math.inf if minutes is None else 60 * minutes
+        deadline_s = time.monotonic() + limit_s
         self.progress = Progress(sum(len(t.cells) * len(t.arms) for t in turns))
         for turn in turns:
             for cell in turn.cells:

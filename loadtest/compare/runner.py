@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from loadtest.arms import to_file_name
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, compress, read_records
 from loadtest.experiment import BenchFolder, Experiment, Turn
@@ -135,7 +135,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         options, (arm,), (workload, load) = self._options, turn.arms, cell
         cell_name, began_s = self.name_of(cell), time.monotonic()
         name = f"{turn.round}-{Path(workload).name}-{load.name}-{arm.name}"
-        run_id = re.sub(r"[^\w.=-]", "_", name)
+        run_id = to_file_name(name)
         ends_s = options.lead_in, options.duration
         with (
             scrape(
