@@ -99,11 +99,15 @@ class Play:
         return [replace(one, **_shift(one, by_s)) for one in read.outcomes]
 
     def settle(self, replicas: int) -> None:
-        """Wait for a number of running replicas."""
-        if not self.watch.wait_for("running", replicas, _CALM_S):
-            raise LoadTestError(
-                f"after {_CALM_S:.0f} s there are not {replicas} replicas; see the log"
-            )
+        """Wait until so many replicas were seen running twice in a row."""
+        deadline_s = time.monotonic() + _CALM_S
+        while [p.get("running") for p in self.watch.points[-2:]] != 2 * [replicas]:
+            if time.monotonic() > deadline_s:
+                raise LoadTestError(
+                    f"after {_CALM_S:.0f} s there are not {replicas} replicas; see the "
+                    "log"
+                )
+            time.sleep(PERIOD_S)
 
 
 def _shift(one: Outcome, by_s: float) -> dict[str, Any]:
