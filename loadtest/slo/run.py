@@ -40,7 +40,8 @@ class Bench(SideBySide[ClassArm, float]):
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
         self._plan, self._store, self.rounds = plan, store, plan.rounds
-        self._in_flight = {*_WARM_UP_AT, plan.engine["max_num_seqs"]}
+        in_flight = sorted({*_WARM_UP_AT, plan.engine["max_num_seqs"]})
+        self._warm_ups = [requests.make_warm_up(count) for count in in_flight]
         models = {"target": plan.target, "draft": plan.draft}
         conditions = plan.conditions() | digest_conditions("loadtest/slo/*.py")
         super().__init__(store, requests, conditions, models)
@@ -66,7 +67,7 @@ class Bench(SideBySide[ClassArm, float]):
             known = self._measure_units()
             self._store.append_record(asdict(known))
         plan = self._plan = replace(self._plan, units=known)
-        with self.start_warm(turn.arms, plan.deployment, self._in_flight) as engines:
+        with self.start_warm(turn.arms, plan.deployment, self._warm_ups) as engines:
             yield engines
 
     def measure_cell(
@@ -95,7 +96,7 @@ class Bench(SideBySide[ClassArm, float]):
 
     def _measure_units(self) -> Units:
         none, deploy = ClassArm("none"), self._plan.deployment
-        with self.start_warm([none], deploy, self._in_flight) as engines:
+        with self.start_warm([none], deploy, self._warm_ups) as engines:
             self.progress.show("measuring what targets and loads go by")
             alone, crowd = (
                 engines[none].ask("answer", make(self._plan, self.requests))
