@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _RATIOS = {
     "over_best": "over the best baseline",
     "over_best_sd": "over the best SD",
 }
+_NAME = re.compile(r"(?:SD|TETRIS) k=(?P<k>\d+)(?: E=(?P<extra>\d+))?")
 
 
 def write_report(store: BenchFolder) -> None:
@@ -95,7 +97,7 @@ def _read(found: Mapping[str, Any], key: str) -> str:
 
 
 def _tabulate(rows: Sequence[Record]) -> Iterator[list[list[str]]]:
-    """Yield speed, verification and stages, and windows."""
+    """Yield speed, verification and stages, VSR by E, and windows."""
     names = [*COLUMNS]
     first = [*names[: names.index("vsr")], "hidden_tokens_per_s"]
     speeds = [["arm", "runs", *_RATIOS.values(), *(COLUMNS[k] for k in first)]]
@@ -113,6 +115,16 @@ def _tabulate(rows: Sequence[Record]) -> Iterator[list[list[str]]]:
         shares = [f"{100 * stages[s]:.0f}" if s in stages else "" for s in STAGES]
         parts.append([row["arm"], *(show_mean(row[k]) for k in second), *shares])
     yield parts
+    by_extra = [
+        (int(match["k"]), int(match["extra"] or 0), show_mean(row["vsr"]))
+        for row in rows
+        if (match := _NAME.fullmatch(row["arm"]))
+    ]
+    if by_extra:
+        table = pd.DataFrame(by_extra, columns=["k", "E", "vsr"])
+        table = table.pivot(index="k", columns="E", values="vsr").fillna("")
+        heads = ["VSR", *(f"E={extra}" if extra else "SD" for extra in table)]
+        yield [heads, *([f"k={k}", *own] for k, *own in table.itertuples())]
     windows = {
         row["arm"]: np.array(row["windows"]) / sum(row["windows"])
         for row in rows
