@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .client.errors import LoadTestError
+from .errors import LoadTestError
 from .result_folder import ResultFolder
 
 EXIT_FAILED = 1

@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from loadtest.client.errors import LoadTestError
 from loadtest.client.outcome import Outcome
 from loadtest.client.records import read_records
 from loadtest.compare.arms import parse_arm
@@ -26,6 +25,7 @@ from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.locust_process import run_locust
 from loadtest.compare.processes import find_victims
 from loadtest.compare.scrape import repeat, scrape, summarise_server
+from loadtest.errors import LoadTestError
 from loadtest.load.options import LoadOptions, read_header
 
 from .watch import PERIOD_S, Watch, count_begun

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.arms import to_file_name
-from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, compress, read_records
-from loadtest.experiment import BenchFolder, Experiment, Turn
+from loadtest.errors import LoadTestError
+from loadtest.experiment import Experiment, Turn
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
 from loadtest.load.workloads import make_workload
 from loadtest.report.page import write_results
 from loadtest.report.summary import Limits, Targets, summarise
+from loadtest.result_folder import ResultFolder
 
 from .arms import Arm
 from .conditions import describe_conditions, find_models
@@ -43,7 +44,7 @@ Cell = tuple[str, Load]
 """Workload and load, under which every arm is measured."""
 
 
-class Store(BenchFolder):
+class Store(ResultFolder):
     """An output folder, with a record for each run."""
 
     records_file = "runs.jsonl"

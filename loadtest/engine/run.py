@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from loadtest.arms import Arm
 from loadtest.environment import digest_code
-from loadtest.experiment import BenchFolder, Experiment, Turn, shuffle
+from loadtest.experiment import Experiment, Turn, shuffle
+from loadtest.result_folder import ResultFolder
 
 from .plan import Block, Cell, Plan
 from .pool import EngineProcess, start_engines
@@ -55,7 +56,7 @@ class SideBySide(Experiment[A, C, Mapping[A, EngineProcess]], Generic[A, C]):
 
     def __init__(
         self,
-        folder: BenchFolder,
+        folder: ResultFolder,
         requests: RequestMaker,
         conditions: Mapping[str, Any],
         models: Mapping[str, Path],
@@ -119,7 +120,7 @@ class Bench(SideBySide[Arm, Cell]):
     before the next one starts.
     """
 
-    def __init__(self, plan: Plan, store: BenchFolder, requests: RequestMaker) -> None:
+    def __init__(self, plan: Plan, store: ResultFolder, requests: RequestMaker) -> None:
         self._plan, self.rounds = plan, plan.rounds
         self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
         conditions = plan.conditions() | digest_conditions()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from loadtest.argument_types import each
 from loadtest.bench_command import make_parser, run_benchmark
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.cli import add_pair, find_pair
 from loadtest.engine.plan import PRESETS as ENGINE_PRESETS
-from loadtest.experiment import BenchFolder
+from loadtest.errors import LoadTestError
+from loadtest.result_folder import ResultFolder
 
 from .datasets import OWN, load_prompts
 from .grid import PRESETS
@@ -25,10 +25,10 @@ def main(
 ) -> int:
     """Run the experiments; the status is that of `run_benchmark`."""
     options = parse(arguments, prog)
-    return run_benchmark(options, BenchFolder, _measure, write_report)
+    return run_benchmark(options, ResultFolder, _measure, write_report)
 
 
-def _measure(options: argparse.Namespace, store: BenchFolder) -> bool:
+def _measure(options: argparse.Namespace, store: ResultFolder) -> bool:
     if options.acceptance and options.device == "cpu":
         raise LoadTestError(
             "--acceptance: vLLM accepts drafts by chance on GPUs alone; add --device "

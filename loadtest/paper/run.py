@@ -10,13 +10,14 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.plan import Block, deploy, describe_engine
 from loadtest.engine.pool import EngineProcess
 from loadtest.engine.run import SideBySide, digest_conditions
 from loadtest.engine.workloads import RequestMaker
-from loadtest.experiment import BenchFolder, Turn, shuffle
+from loadtest.errors import LoadTestError
+from loadtest.experiment import Turn, shuffle
 from loadtest.load.workloads import Conversation
+from loadtest.result_folder import ResultFolder
 
 from .grid import PRESETS, Method, group_arms, make_arms
 
@@ -50,7 +51,7 @@ class Runner(SideBySide[Method, Cell]):
     def __init__(
         self,
         options: argparse.Namespace,
-        store: BenchFolder,
+        store: ResultFolder,
         prompts: Mapping[str, Sequence[Conversation]],
         gpu: str | None = None,
     ) -> None:

@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.measurement import list_latencies
 from loadtest.engine.plan import Block
 from loadtest.engine.pool import EngineProcess
 from loadtest.engine.run import SideBySide, digest_conditions
 from loadtest.engine.workloads import RequestMaker
-from loadtest.experiment import BenchFolder, Turn, shuffle
+from loadtest.errors import LoadTestError
+from loadtest.experiment import Turn, shuffle
+from loadtest.result_folder import ResultFolder
 
 from .plan import ClassArm, Plan, Units, make_crowd, make_single, make_stream
 
@@ -21,7 +22,7 @@ _WARM_UP_AT = (1, 4)
 Engines = Mapping[ClassArm, EngineProcess]
 
 
-class Store(BenchFolder):
+class Store(ResultFolder):
     """An output folder: first the units, then a record for each group.
 
     A group is one load in one round on all arms, kept as a whole.

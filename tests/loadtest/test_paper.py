@@ -6,14 +6,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loadtest.client.errors import LoadTestError
-from loadtest.experiment import BenchFolder
+from loadtest.errors import LoadTestError
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from loadtest.paper.cli import main, parse
 from loadtest.paper.datasets import load_prompts
 from loadtest.paper.grid import ENGINES_AT_ONCE, PRESETS, is_baseline, make_arms
 from loadtest.paper.run import Runner
 from loadtest.paper.summary import judge, list_missing, measure_run, summarise
+from loadtest.result_folder import ResultFolder
 from policies.paper import PaperPlanner
 from policies.registry import build_planner
 from policies.testing import check_planner
@@ -35,7 +35,7 @@ def test_the_paper_s_grid_has_all_its_arms_and_each_has_its_turn(tmp_path):
         assert build_planner(spec).choose_depth(8) >= 0
     pair = ["--target", str(TARGET_DIR), "--draft", str(DRAFT_DIR)]
     options = parse(["--output", str(tmp_path), *pair])
-    runner = Runner(options, BenchFolder(tmp_path), {"own": []})
+    runner = Runner(options, ResultFolder(tmp_path), {"own": []})
     turns = runner.find_turns()
     assert {turn.round for turn in turns} == {1, 2, 3, 4}
     assert {cell.cap for turn in turns for cell in turn.cells} == {8, 32}
