@@ -8,12 +8,12 @@ from typing import Any
 
 from policies.registry import POLICY_NAMES
 
-DEFAULT_EXTRA_DRAFT_TOKENS = 2
-
 PLAIN_POLICIES = ("none", "fixed")
 """What vLLM does without us."""
 
 _DEFAULT_DRAFT_TOKENS = {"fixed": 3, "tetris": 2, "dynamic": 5, "goodput": 5}
+
+_DEFAULT_EXTRA_DRAFT_TOKENS = 2
 
 _FORM = re.compile(r"(?P<policy>[a-z]+)(:(?P<tokens>\d+)(\+(?P<extra>\d+))?)?")
 
@@ -43,7 +43,7 @@ class Arm:
     @property
     def file_name(self) -> str:
         """The name, fit for a file."""
-        return re.sub("[:+]", "-", self.name)
+        return to_file_name(self.name)
 
     @property
     def max_depth(self) -> int:
@@ -58,6 +58,11 @@ class Arm:
         if self.policy not in PLAIN_POLICIES:
             found["max_draft_tokens"] = self.max_depth
         return found
+
+
+def to_file_name(name: str) -> str:
+    """Return an arm's name, fit for a file."""
+    return re.sub(r"[^\w.=-]", "-", name)
 
 
 def parse_arm(text: str, others: Mapping[str, int] = MappingProxyType({})) -> Arm:
@@ -85,7 +90,7 @@ def parse_arm(text: str, others: Mapping[str, int] = MappingProxyType({})) -> Ar
     if draft_tokens < 1:
         raise ValueError(f"{text!r}: draft tokens must be at least 1")
     if policy == "tetris":
-        return Arm(policy, draft_tokens, int(extra or DEFAULT_EXTRA_DRAFT_TOKENS))
+        return Arm(policy, draft_tokens, int(extra or _DEFAULT_EXTRA_DRAFT_TOKENS))
     if extra is not None:
         raise ValueError(
             f"{text!r}: only tetris takes extra draft tokens; "

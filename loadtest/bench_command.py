@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .argument_types import read_minutes
-from .client.errors import LoadTestError
+from .errors import LoadTestError
 from .result_folder import ResultFolder
 
 EXIT_FAILED = 1
@@ -46,7 +45,7 @@ def make_parser(
         )
     add(
         "--minutes",
-        type=read_minutes,
+        type=float,
         metavar="N",
         help="begin nothing new after this long; exits with 3 if work is left",
     )

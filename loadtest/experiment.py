@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from .client.errors import LoadTestError
 from .environment import describe_machine, describe_piece, describe_versions
 from .interrupts import interruptible
 from .model_files import describe_model
@@ -20,23 +19,6 @@ Arm = TypeVar("Arm")
 Cell = TypeVar("Cell")
 Started = TypeVar("Started")
 T = TypeVar("T")
-
-
-class BenchFolder(ResultFolder):
-    """What benchmarks keep and write, each some of it."""
-
-    records_file = "measurements.jsonl"
-    output_files = (
-        *("results.json", "results.md", "results.png", "runs.csv", "report.html"),
-    )
-    folders = ("traces", "records", "logs")
-    error = LoadTestError
-
-    def measurements(self) -> list[dict[str, Any]]:
-        """Return all that was measured, oldest first; a record may be a group of it."""
-        records = self.records()
-        groups = (one if isinstance(one, list) else [one] for one in records)
-        return [one for group in groups for one in group]
 
 
 class Turn(NamedTuple, Generic[Arm, Cell]):
@@ -61,7 +43,7 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
 
     def __init__(
         self,
-        folder: BenchFolder,
+        folder: ResultFolder,
         conditions: Mapping[str, Any],
         models: Mapping[str, Path],
         gpu: str | None = None,
@@ -140,7 +122,8 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
         if not turns:
             return True
         self.folder.write_environment(self._environment)
-        deadline_s = time.monotonic() + 60 * (minutes or math.inf)
+        limit_s = math.inf if minutes is None else 60 * minutes
+        deadline_s = time.monotonic() + limit_s
         self.progress = Progress(sum(len(t.cells) * len(t.arms) for t in turns))
         for turn in turns:
             for cell in turn.cells:

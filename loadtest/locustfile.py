@@ -16,7 +16,7 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, add_option
 from loadtest.load.run import EXIT_BAD_OPTIONS, LocustRun
 from loadtest.load.session import Session

@@ -43,7 +43,7 @@ def describe_source(environment: Mapping[str, Any]) -> str:
         f"{one['digest'][:8]})"
         for role, one in models.items()
     )
-    return f"{machine.get('gpu') or machine['cpu']}; {pair}"
+    return "; ".join(filter(None, (machine.get("gpu") or machine["cpu"], pair)))
 
 
 def to_table(lines: Iterable[Iterable[Any]]) -> str:

@@ -5,7 +5,6 @@ import sys
 import time
 from collections import Counter, defaultdict
 from datetime import timedelta
-from typing import TextIO
 
 _BAR_WIDTH = 24
 _LINE_PERIOD_S = 20.0
@@ -18,10 +17,10 @@ class Progress:
     what is measured.
     """
 
-    def __init__(self, total: int, stream: TextIO | None = None) -> None:
-        """Begin with so many to be made, drawn on standard error by default."""
+    def __init__(self, total: int) -> None:
+        """Begin with so many to be made."""
         self._total, self._num_done = total, 0
-        self._stream = stream or sys.stderr
+        self._stream = sys.stderr
         self._is_terminal = self._stream.isatty()
         self._last_line_s = float("-inf")
         self._durations: dict[str, list[float]] = defaultdict(list)

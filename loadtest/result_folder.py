@@ -4,12 +4,18 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+
+from .errors import LoadTestError
 
 _SETTINGS_FILE = "settings.json"
 _ENVIRONMENT_FILE = "environment.json"
+_OUTPUT = ("results.json", "results.md", "results.png", "runs.csv", "report.html")
+_FOLDERS = ("traces", "records", "logs")
+"""What benchmarks make of their records, and keep beside them, each some of it."""
+
 _LOG_TAIL_LINES = 15
 
 
@@ -18,15 +24,9 @@ class ResultFolder:
 
     Attributes:
         records_file: Holds one JSON value a line.
-        output_files: What is made from the records.
-        folders: Further folders that belong to an experiment.
-        error: What to raise for a user's mistake.
     """
 
-    records_file: ClassVar[str]
-    output_files: ClassVar[Sequence[str]]
-    folders: ClassVar[Sequence[str]]
-    error: ClassVar[type[Exception]]
+    records_file = "measurements.jsonl"
 
     def __init__(self, folder: Path, *, restart: bool = False) -> None:
         """Open a folder; created if missing.
@@ -38,17 +38,16 @@ class ResultFolder:
 
     def clear(self) -> None:
         """Remove everything that an experiment writes, and nothing else."""
-        own = (_SETTINGS_FILE, _ENVIRONMENT_FILE, self.records_file, *self.output_files)
-        for name in own:
+        for name in (_SETTINGS_FILE, _ENVIRONMENT_FILE, self.records_file, *_OUTPUT):
             (self.folder / name).unlink(missing_ok=True)
-        for name in self.folders:
+        for name in _FOLDERS:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def check_conditions(self, conditions: Mapping[str, Any]) -> None:
         """Note the conditions of a new experiment, or compare those of one resumed.
 
         Raises:
-            Exception: `error`, if what is in the folder was measured under others.
+            LoadTestError: What is in the folder was measured under others.
         """
         if self._restart:
             self.clear()
@@ -63,7 +62,7 @@ class ResultFolder:
             if before.get(key) != now.get(key)
         ]
         if changed:
-            raise self.error(
+            raise LoadTestError(
                 f"--output {self.folder} holds results measured under other "
                 "conditions:\n" + "\n".join(changed) + "\n"
                 "Put them back, choose another --output, or discard what is there "
@@ -91,6 +90,11 @@ class ResultFolder:
             with contextlib.suppress(json.JSONDecodeError):
                 found.append(json.loads(line))
         return found
+
+    def measurements(self) -> list[dict[str, Any]]:
+        """Return all that was measured, oldest first; a record may be a group of it."""
+        groups = (one if isinstance(one, list) else [one] for one in self.records())
+        return [one for group in groups for one in group]
 
     def append_record(self, record: Any) -> None:
         """Add a record, for good."""

@@ -10,8 +10,8 @@ from loadtest.engine.cli import add_pair, find_pair_on_cpu
 from loadtest.engine.plan import parse_bench_arm
 from loadtest.engine.workloads import RequestMaker
 from loadtest.environment import REPO
-from loadtest.experiment import BenchFolder
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
+from loadtest.result_folder import ResultFolder
 
 from .cells import WAYS, Bench, write_untrained
 from .engine import AUDITED, HELD
@@ -20,10 +20,10 @@ from .show import render
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the cells that are not in the folder yet."""
-    return run_benchmark(_parse(arguments), BenchFolder, _measure, _report)
+    return run_benchmark(_parse(arguments), ResultFolder, _measure, _report)
 
 
-def _measure(options: argparse.Namespace, folder: BenchFolder) -> bool:
+def _measure(options: argparse.Namespace, folder: ResultFolder) -> bool:
     find_pair_on_cpu(options)
     if options.untrained:
         options.draft = write_untrained(options.draft, REPO / ".cache" / "untrained")
@@ -31,7 +31,7 @@ def _measure(options: argparse.Namespace, folder: BenchFolder) -> bool:
     return Bench(options, folder, requests).measure(options.minutes)
 
 
-def _report(folder: BenchFolder) -> None:
+def _report(folder: ResultFolder) -> None:
     text = render(folder.records())
     folder.write("results.md", text)
     say(text)

@@ -18,7 +18,8 @@ from loadtest.engine.plan import Block, Cell, deploy, describe_engine, longest_p
 from loadtest.engine.pool import EngineProcess, start_engines
 from loadtest.engine.workloads import RequestMaker
 from loadtest.environment import describe_piece
-from loadtest.experiment import BenchFolder, Experiment, Turn, shuffle
+from loadtest.experiment import Experiment, Turn, shuffle
+from loadtest.result_folder import ResultFolder
 
 from .engine import AUDITED, HELD, POLICY, AlternatingEngine
 
@@ -39,7 +40,7 @@ class Bench(Experiment[Arm, Cell, Engines]):
     """
 
     def __init__(
-        self, options: argparse.Namespace, folder: BenchFolder, requests: RequestMaker
+        self, options: argparse.Namespace, folder: ResultFolder, requests: RequestMaker
     ) -> None:
         self._options, self._requests, self._arm = options, requests, options.policy
         self._target = pad(options.target, options.target_parameters)

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import httpx
 
-from .errors import LoadTestError
+from loadtest.errors import LoadTestError
 
 _TIMEOUT_S = 5.0
 _MODELS_TIMEOUT_S = 30.0

@@ -14,14 +14,7 @@ from geventhttpclient import HTTPClient
 from geventhttpclient.response import HTTPParseError
 
 from .chat_stream import MAX_DETAIL, ChatStream, describe_error
-from .outcome import (
-    CONNECTION,
-    CUT,
-    HTTP_PREFIX,
-    TIMEOUT,
-    UNFINISHED,
-    Outcome,
-)
+from .outcome import CONNECTION, CUT, HTTP_PREFIX, TIMEOUT, UNFINISHED, Outcome
 from .sse import SseDecoder
 
 _MAX_CONNECTIONS = 100_000

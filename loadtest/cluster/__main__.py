@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from loadtest.client.errors import LoadTestError
 from loadtest.environment import describe_run
-from loadtest.experiment import BenchFolder
+from loadtest.errors import LoadTestError
 from loadtest.interrupts import interruptible
+from loadtest.result_folder import ResultFolder
 
 from .parts import PARTS, Stage
 from .show import draw, render
@@ -21,7 +21,7 @@ _say = partial(print, flush=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play the parts that were asked for; what the folder holds of others stays."""
     options = _parse(arguments)
-    folder = BenchFolder(options.output)
+    folder = ResultFolder(options.output)
     results = folder.read_json("results.json") or {}
     stage = Stage(options.output, options.config, options.scale, _say)
     for name in options.parts:

@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from loadtest.client.errors import LoadTestError
 from loadtest.client.outcome import Outcome
 from loadtest.client.records import read_records
 from loadtest.compare.arms import parse_arm
@@ -26,6 +25,7 @@ from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.locust_process import run_locust
 from loadtest.compare.processes import find_victims
 from loadtest.compare.scrape import repeat, scrape, summarise_server
+from loadtest.errors import LoadTestError
 from loadtest.load.options import LoadOptions, read_header
 
 from .watch import PERIOD_S, Watch, count_begun
@@ -99,11 +99,15 @@ class Play:
         return [replace(one, **_shift(one, by_s)) for one in read.outcomes]
 
     def settle(self, replicas: int) -> None:
-        """Wait for a number of running replicas."""
-        if not self.watch.wait_for("running", replicas, _CALM_S):
-            raise LoadTestError(
-                f"after {_CALM_S:.0f} s there are not {replicas} replicas; see the log"
-            )
+        """Wait until so many replicas were seen running twice in a row."""
+        deadline_s = time.monotonic() + _CALM_S
+        while [p.get("running") for p in self.watch.points[-2:]] != 2 * [replicas]:
+            if time.monotonic() > deadline_s:
+                raise LoadTestError(
+                    f"after {_CALM_S:.0f} s there are not {replicas} replicas; see the "
+                    "log"
+                )
+            time.sleep(PERIOD_S)
 
 
 def _shift(one: Outcome, by_s: float) -> dict[str, Any]:

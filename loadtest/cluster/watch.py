@@ -47,23 +47,14 @@ class Watch:
         """Return a time of the wall clock as seconds since the begin."""
         return epoch_s - self.began_s
 
-    def wait_for(self, name: str, value: float, limit_s: float) -> bool:
-        """Wait until a series has had a value twice in a row; False if it has not."""
-        deadline_s = time.monotonic() + limit_s
-        while time.monotonic() < deadline_s:
-            latest = [point.get(name) for point in self.points[-2:]]
-            if latest == [value, value]:
-                return True
-            time.sleep(PERIOD_S)
-        return False
-
 
 def read_series(deployment: Deployment) -> dict[str, float]:
     """Return what the pages tell now; sums over replicas and fronts."""
     found: dict[str, float] = {}
     for name, labels, value in _read(deployment):
         # Fronts are scaled too.
-        if name in _SERIES and (name != _WANTED or _is_engine(labels)):
+        is_engine = labels.get("deployment", "").startswith("TetrisEngine")
+        if name in _SERIES and (name != _WANTED or is_engine):
             key = _SERIES[name]
             found[key] = found.get(key, 0.0) + value
     return found
@@ -76,10 +67,6 @@ def count_begun(deployment: Deployment) -> dict[str, float]:
         for name, labels, value in _read(deployment)
         if name == _BEGUN
     }
-
-
-def _is_engine(labels: dict[str, str]) -> bool:
-    return labels.get("deployment", "").startswith("TetrisEngine")
 
 
 def _read(deployment: Deployment) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadtest.arms import PLAIN_POLICIES
+from loadtest.arms import PLAIN_POLICIES, to_file_name
 from loadtest.arms import Arm as Policy
 from loadtest.arms import parse_arm as parse_policy
 
@@ -24,7 +24,7 @@ class Arm:
     @property
     def file_name(self) -> str:
         """The name, fit for a file."""
-        return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.name)
+        return to_file_name(self.name)
 
     def up_arguments(self) -> list[str]:
         """Return the options of `tetris-serve up` or `vllm` that make it this arm."""

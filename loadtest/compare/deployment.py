@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from loadtest.client.endpoint import Endpoint
-from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
+from loadtest.errors import LoadTestError
 from loadtest.result_folder import read_tail
 
 from .arms import Arm

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
+from loadtest.errors import LoadTestError
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, LoadOptions
 from loadtest.result_folder import read_tail
 

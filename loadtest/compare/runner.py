@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,14 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.client.errors import LoadTestError
+from loadtest.arms import to_file_name
 from loadtest.client.records import Records, compress, read_records
-from loadtest.experiment import BenchFolder, Experiment, Turn
+from loadtest.errors import LoadTestError
+from loadtest.experiment import Experiment, Turn
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
 from loadtest.load.workloads import make_workload
 from loadtest.report.page import write_results
 from loadtest.report.summary import Limits, Targets, summarise
+from loadtest.result_folder import ResultFolder
 
 from .arms import Arm
 from .conditions import describe_conditions, find_models
@@ -43,7 +44,7 @@ Cell = tuple[str, Load]
 """Workload and load, under which every arm is measured."""
 
 
-class Store(BenchFolder):
+class Store(ResultFolder):
     """An output folder, with a record for each run."""
 
     records_file = "runs.jsonl"
@@ -135,7 +136,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         options, (arm,), (workload, load) = self._options, turn.arms, cell
         cell_name, began_s = self.name_of(cell), time.monotonic()
         name = f"{turn.round}-{Path(workload).name}-{load.name}-{arm.name}"
-        run_id = re.sub(r"[^\w.=-]", "_", name)
+        run_id = to_file_name(name)
         ends_s = options.lead_in, options.duration
         with (
             scrape(

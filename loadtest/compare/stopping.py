@@ -25,7 +25,7 @@ def measure_until(runner: Runner, store: Store, options: argparse.Namespace) -> 
     for rounds in (*(range(_STEP, most, _STEP) if wanted else ()), most):
         runner.rounds, minutes = rounds, options.minutes
         if minutes is not None:
-            minutes = max(1e-6, minutes - (time.monotonic() - began_s) / 60)
+            minutes -= (time.monotonic() - began_s) / 60
         if not runner.measure(minutes):
             return False
         kept = [run for run in store.runs() if run["round"] <= rounds]

@@ -7,11 +7,11 @@ from typing import Any
 
 from loadtest.argument_types import each, read_positive
 from loadtest.bench_command import make_parser, read_options, run_benchmark, say
-from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
-from loadtest.experiment import BenchFolder
+from loadtest.errors import LoadTestError
 from loadtest.load.workloads import make_workload
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
+from loadtest.result_folder import ResultFolder
 from serving.offline import find_model
 
 from .models import check_models
@@ -25,10 +25,10 @@ def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench engine"
 ) -> int:
     """Run the benchmark; the status is that of `run_benchmark`."""
-    return run_benchmark(parse(arguments, prog), BenchFolder, _measure, write_report)
+    return run_benchmark(parse(arguments, prog), ResultFolder, _measure, write_report)
 
 
-def _measure(options: argparse.Namespace, store: BenchFolder) -> bool:
+def _measure(options: argparse.Namespace, store: ResultFolder) -> bool:
     plan = make_plan(options, find_pair(options))
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
     for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
+from loadtest.errors import LoadTestError
 from loadtest.model_files import count_parameters, digest_model
 
 _CACHE = REPO / ".cache" / "engine_bench"

@@ -10,7 +10,7 @@ from typing import Any
 
 from loadtest.arms import Arm, parse_arm
 from loadtest.bench_command import load_presets
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 
 from .models import find_method, pad, size_kv_cache
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from loadtest.arms import Arm
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 from loadtest.result_folder import read_tail
 from serving.offline import start_arguments
 

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from loadtest.experiment import BenchFolder
 from loadtest.intervals import show_ratio
 from loadtest.page import describe_source, render_results, to_table
+from loadtest.result_folder import ResultFolder
 
 from .summary import ALL_LOADS, compare_with_others, find_ceilings, make_rows
 
@@ -43,12 +43,12 @@ _DETAILS = {
 }
 
 
-def write_report(store: BenchFolder) -> None:
+def write_report(store: ResultFolder) -> None:
     """Write everything there is to see."""
     draw(write_results(store), store.folder / "results.png")
 
 
-def write_results(store: BenchFolder) -> dict[str, Any]:
+def write_results(store: ResultFolder) -> dict[str, Any]:
     """Write results.json and results.md from what has been measured.
 
     Returns:

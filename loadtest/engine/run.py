@@ -4,7 +4,7 @@ import itertools
 import operator
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 from loadtest.arms import Arm
 from loadtest.environment import digest_code
-from loadtest.experiment import BenchFolder, Experiment, Turn, shuffle
+from loadtest.experiment import Experiment, Turn, shuffle
+from loadtest.result_folder import ResultFolder
 
-from .plan import Cell, Plan
+from .plan import Block, Cell, Plan
 from .pool import EngineProcess, start_engines
 from .report import write_results
 from .workloads import RequestMaker
@@ -55,7 +56,7 @@ class SideBySide(Experiment[A, C, Mapping[A, EngineProcess]], Generic[A, C]):
 
     def __init__(
         self,
-        folder: BenchFolder,
+        folder: ResultFolder,
         requests: RequestMaker,
         conditions: Mapping[str, Any],
         models: Mapping[str, Path],
@@ -69,17 +70,16 @@ class SideBySide(Experiment[A, C, Mapping[A, EngineProcess]], Generic[A, C]):
         self,
         arms: Sequence[A],
         deploy: Callable[[A], Mapping[str, Any]],
-        in_flight: set[int],
+        warm_ups: Iterable[Block],
     ) -> Iterator[Mapping[A, EngineProcess]]:
-        """Start engines anew, and warm them up with so many requests in flight."""
+        """Start engines anew, and warm them up with these requests."""
         logs, say = self.folder.folder / "logs", self.progress.say
         with start_engines(arms, deploy, logs, say) as engines:
-            for concurrency in sorted(in_flight):
-                warm_up = self.requests.make_warm_up(concurrency)
+            for block in warm_ups:
                 for arm, engine in engines.items():
-                    label = f"warming up {arm.name}, {concurrency} in flight"
+                    label = f"warming up {arm.name}, {block.concurrency} in flight"
                     self.progress.show(label)
-                    engine.ask("run", warm_up)
+                    engine.ask("answer", block)
             yield engines
 
     def ask_in_turn(
@@ -120,7 +120,7 @@ class Bench(SideBySide[Arm, Cell]):
     before the next one starts.
     """
 
-    def __init__(self, plan: Plan, store: BenchFolder, requests: RequestMaker) -> None:
+    def __init__(self, plan: Plan, store: ResultFolder, requests: RequestMaker) -> None:
         self._plan, self.rounds = plan, plan.rounds
         self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
         conditions = plan.conditions() | digest_conditions()
@@ -149,8 +149,9 @@ class Bench(SideBySide[Arm, Cell]):
 
     def start(self, turn: Turn[Arm, Cell]) -> AbstractContextManager[Engines]:
         """Start engines anew."""
-        in_flight = {cell.concurrency for cell in turn.cells}
-        return self.start_warm(turn.arms, self._plan.deployment, in_flight)
+        in_flight = sorted({cell.concurrency for cell in turn.cells})
+        warm_ups = map(self.requests.make_warm_up, in_flight)
+        return self.start_warm(turn.arms, self._plan.deployment, warm_ups)
 
     def measure_cell(self, turn: Turn[Arm, Cell], cell: Cell, up: Engines) -> None:
         """Measure a cell block by block, in seconds each, until all had their time."""

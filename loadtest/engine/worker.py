@@ -27,11 +27,7 @@ the policy, and everything else."""
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(
-    connection: Connection,
-    log_file: Path,
-    start: Callable[[], Any],
-) -> None:
+def serve(connection: Connection, log_file: Path, start: Callable[[], Any]) -> None:
     """Start an engine, and answer messages until the controller ends this process.
 
     They are the name of a method of what `start` returns, and its arguments, answered

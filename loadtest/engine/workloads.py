@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 from loadtest.load.workloads import GENERATED, Conversation, make_workload
 
 from .loop import REQUESTS_TO_BE_STEADY

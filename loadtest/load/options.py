@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 from urllib.parse import urlsplit
 
 from loadtest.client.endpoint import Endpoint
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 
 from .arrivals import Load, parse_load
 from .workloads import GENERATED

@@ -15,10 +15,10 @@ from typing import IO, Any
 from locust.env import Environment
 from locust.runners import STATE_RUNNING, MasterRunner, WorkerRunner
 
-from loadtest.client.errors import LoadTestError
 from loadtest.client.health import ClientSample
 from loadtest.client.outcome import Outcome
 from loadtest.client.records import to_entry
+from loadtest.errors import LoadTestError
 
 from .options import OPTIONS, LoadOptions
 from .session import Session

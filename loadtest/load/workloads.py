@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 from loadtest.models.tasks import TASKS, TOOLS, Exchange, Message, draw
 
 _DIFFICULTIES: dict[str, tuple[str, ...]] = {

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from loadtest.argument_types import each
 from loadtest.bench_command import make_parser, run_benchmark
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.cli import add_pair, find_pair
 from loadtest.engine.plan import PRESETS as ENGINE_PRESETS
+from loadtest.errors import LoadTestError
+from loadtest.result_folder import ResultFolder
 
 from .datasets import OWN, load_prompts
 from .grid import PRESETS
 from .report import write_report
-from .run import Runner, Store
+from .run import Runner
 
 _PAIR = ENGINE_PRESETS["smollm2"]
 
@@ -23,10 +24,11 @@ def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench paper"
 ) -> int:
     """Run the experiments; the status is that of `run_benchmark`."""
-    return run_benchmark(parse(arguments, prog), Store, _measure, write_report)
+    options = parse(arguments, prog)
+    return run_benchmark(options, ResultFolder, _measure, write_report)
 
 
-def _measure(options: argparse.Namespace, store: Store) -> bool:
+def _measure(options: argparse.Namespace, store: ResultFolder) -> bool:
     if options.acceptance and options.device == "cpu":
         raise LoadTestError(
             "--acceptance: vLLM accepts drafts by chance on GPUs alone; add --device "

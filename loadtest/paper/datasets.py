@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 from loadtest.load.workloads import Conversation, read_conversations
 
 OWN = "own"

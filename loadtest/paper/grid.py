@@ -30,11 +30,6 @@ class Method(Arm):
         """Return the label."""
         return self.label
 
-    @property
-    def file_name(self) -> str:
-        """The label, fit for a file."""
-        return self.label.replace("<", "").replace(" ", "-")
-
     def settings(self) -> dict[str, Any]:
         """Return the section `policy`."""
         return dict(self.section)

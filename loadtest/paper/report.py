@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from loadtest.engine.worker import STAGES
-from loadtest.experiment import BenchFolder
 from loadtest.intervals import show_mean, show_ratio
 from loadtest.page import describe_source, render_results, to_table
+from loadtest.result_folder import ResultFolder
 
 from .summary import (
     CELL,
@@ -36,7 +36,7 @@ _RATIOS = {
 _NAME = re.compile(r"(?:SD|TETRIS) k=(?P<k>\d+)(?: E=(?P<extra>\d+))?")
 
 
-def write_report(store: BenchFolder) -> None:
+def write_report(store: ResultFolder) -> None:
     """Write `results.json`, `runs.csv`, `results.md` and `results.png`."""
     records = store.measurements()
     found = {"rows": summarise(records), "verdicts": judge(records)}

@@ -4,19 +4,20 @@ import argparse
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.plan import Block, deploy, describe_engine
-from loadtest.engine.pool import EngineProcess, start_engines
+from loadtest.engine.pool import EngineProcess
 from loadtest.engine.run import SideBySide, digest_conditions
 from loadtest.engine.workloads import RequestMaker
-from loadtest.experiment import BenchFolder, Turn, shuffle
+from loadtest.errors import LoadTestError
+from loadtest.experiment import Turn, shuffle
 from loadtest.load.workloads import Conversation
+from loadtest.result_folder import ResultFolder
 
 from .grid import PRESETS, Method, group_arms, make_arms
 
@@ -40,12 +41,6 @@ class Cell:
     group: int
 
 
-class Store(BenchFolder):
-    """An output folder, with a record for each group of runs."""
-
-    records_file = "runs.jsonl"
-
-
 class Runner(SideBySide[Method, Cell]):
     """Run after run on engines that start anew; the same requests for all arms.
 
@@ -56,7 +51,7 @@ class Runner(SideBySide[Method, Cell]):
     def __init__(
         self,
         options: argparse.Namespace,
-        store: Store,
+        store: ResultFolder,
         prompts: Mapping[str, Sequence[Conversation]],
         gpu: str | None = None,
     ) -> None:
@@ -103,19 +98,14 @@ class Runner(SideBySide[Method, Cell]):
         """Return dataset and batch cap."""
         return f"{cell.dataset}-cap-{cell.cap}"
 
-    @contextmanager
-    def start(self, turn: Turn[Method, Cell]) -> Iterator[Engines]:
+    def start(self, turn: Turn[Method, Cell]) -> AbstractContextManager[Engines]:
         """Start engines, and warm them up at every batch cap, by prompts of the end."""
-        logs, say = self.folder.folder / "logs", self.progress.say
-        with start_engines(turn.arms, self._deploy, logs, say) as engines:
-            for cell in turn.cells:
-                block = self._make_block(turn.round, cell)
-                last = block.prompts[-_WARM_UP_PER_SLOT * cell.cap :]
-                warm_up = replace(block, prompts=last, max_tokens=_WARM_UP_TOKENS)
-                for arm, engine in engines.items():
-                    self.progress.show(f"warming up {arm.name}, cap {cell.cap}")
-                    engine.ask("answer", warm_up)
-            yield engines
+        warm_ups = []
+        for cell in turn.cells:
+            block = self._make_block(turn.round, cell)
+            last = block.prompts[-_WARM_UP_PER_SLOT * cell.cap :]
+            warm_ups.append(replace(block, prompts=last, max_tokens=_WARM_UP_TOKENS))
+        return self.start_warm(turn.arms, self._deploy, warm_ups)
 
     def measure_cell(self, turn: Turn[Method, Cell], cell: Cell, up: Engines) -> None:
         """Send everything at once to one arm after the other; keep what came of it."""

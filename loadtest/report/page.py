@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from loadtest.client.records import Records, read_records
-from loadtest.page import embed, make_environment
+from loadtest.page import describe_source, embed, make_environment
 from loadtest.result_folder import ResultFolder
 
 from . import figures
@@ -89,15 +89,10 @@ def _tell_cpu(rows: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _describe_origin(results: Mapping[str, Any]) -> str:
     """Return machine, models and number of requests, for under every figure."""
-    environment = results["environment"]
-    machine, models = environment.get("machine", {}), environment.get("models", {})
-    parts = [
-        f"{machine.get('cpu') or 'unknown machine'}, {machine.get('cores')} cores, "
-        f"{machine.get('memory_gib')} GiB",
-        *(f"{r} {m['name']} ({m['digest'][:12]})" for r, m in models.items()),
-        f"{sum(row['num_sent'] for row in results['rows'])} requests in all",
-    ]
-    return "; ".join(parts)
+    environment, rows = results["environment"], results["rows"]
+    source, cores = describe_source(environment), environment["machine"]["cores"]
+    num_sent = sum(row["num_sent"] for row in rows)
+    return f"{source}; {cores} cores; {num_sent} requests in all"
 
 
 def _draw(

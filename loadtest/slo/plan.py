@@ -10,10 +10,10 @@ from typing import Any
 
 from loadtest.arms import Arm, parse_arm
 from loadtest.bench_command import load_presets
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.models import pad
 from loadtest.engine.plan import Block, deploy, describe_engine, longest_prompt
 from loadtest.engine.workloads import RequestMaker
+from loadtest.errors import LoadTestError
 from loadtest.load.arrivals import Load, arrival_times
 
 PRESETS = load_presets(Path(__file__).with_name("presets.yaml"))

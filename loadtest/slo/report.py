@@ -9,13 +9,7 @@ from loadtest.intervals import show_mean, show_ratio
 from loadtest.page import describe_source, render_results, to_png, to_table
 
 from .run import Store
-from .summary import (
-    average_rounds,
-    compare_goodput,
-    summarise,
-    tabulate,
-    tell_verdict,
-)
+from .summary import average_rounds, compare_goodput, summarise, tabulate, tell_verdict
 
 Row = Mapping[str, Any]
 

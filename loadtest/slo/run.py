@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.measurement import list_latencies
 from loadtest.engine.plan import Block
 from loadtest.engine.pool import EngineProcess
 from loadtest.engine.run import SideBySide, digest_conditions
 from loadtest.engine.workloads import RequestMaker
-from loadtest.experiment import BenchFolder, Turn, shuffle
+from loadtest.errors import LoadTestError
+from loadtest.experiment import Turn, shuffle
+from loadtest.result_folder import ResultFolder
 
 from .plan import ClassArm, Plan, Units, make_crowd, make_single, make_stream
 
@@ -21,7 +22,7 @@ _WARM_UP_AT = (1, 4)
 Engines = Mapping[ClassArm, EngineProcess]
 
 
-class Store(BenchFolder):
+class Store(ResultFolder):
     """An output folder: first the units, then a record for each group.
 
     A group is one load in one round on all arms, kept as a whole.
@@ -40,7 +41,8 @@ class Bench(SideBySide[ClassArm, float]):
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
         self._plan, self._store, self.rounds = plan, store, plan.rounds
-        self._in_flight = {*_WARM_UP_AT, plan.engine["max_num_seqs"]}
+        in_flight = sorted({*_WARM_UP_AT, plan.engine["max_num_seqs"]})
+        self._warm_ups = [requests.make_warm_up(count) for count in in_flight]
         models = {"target": plan.target, "draft": plan.draft}
         conditions = plan.conditions() | digest_conditions("loadtest/slo/*.py")
         super().__init__(store, requests, conditions, models)
@@ -66,7 +68,7 @@ class Bench(SideBySide[ClassArm, float]):
             known = self._measure_units()
             self._store.append_record(asdict(known))
         plan = self._plan = replace(self._plan, units=known)
-        with self.start_warm(turn.arms, plan.deployment, self._in_flight) as engines:
+        with self.start_warm(turn.arms, plan.deployment, self._warm_ups) as engines:
             yield engines
 
     def measure_cell(
@@ -95,7 +97,7 @@ class Bench(SideBySide[ClassArm, float]):
 
     def _measure_units(self) -> Units:
         none, deploy = ClassArm("none"), self._plan.deployment
-        with self.start_warm([none], deploy, self._in_flight) as engines:
+        with self.start_warm([none], deploy, self._warm_ups) as engines:
             self.progress.show("measuring what targets and loads go by")
             alone, crowd = (
                 engines[none].ask("answer", make(self._plan, self.requests))

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.client.errors import LoadTestError
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher, find_config
 from loadtest.compare.processes import HOST, VICTIMS
 from loadtest.compare.scrape import scrape
 from loadtest.environment import describe_run
-from loadtest.experiment import BenchFolder
+from loadtest.errors import LoadTestError
 from loadtest.interrupts import interruptible
+from loadtest.result_folder import ResultFolder
 
 from .cases import make_cases
 from .changes import CHANGES
@@ -40,7 +40,7 @@ _say = partial(print, flush=True)
 def main(arguments: list[str] | None = None) -> int:
     """Run it; the status is 1 if a stream failed or was wrong, or if it broke off."""
     options = _parse(arguments)
-    folder = BenchFolder(options.output)
+    folder = ResultFolder(options.output)
     settings = [*_FLEET, *options.set]
     logs = options.output / "logs"
     has_hosts = not {HOST, *CHANGES}.isdisjoint(options.kills)
@@ -108,7 +108,7 @@ async def _play(
     options: argparse.Namespace,
     deployment: Deployment,
     hosts: Hosts | None,
-    folder: BenchFolder,
+    folder: ResultFolder,
 ) -> dict[str, Any]:
     endpoint, kinds = deployment.endpoint, options.kills * options.each
     assert deployment.pid is not None  # We have started it.

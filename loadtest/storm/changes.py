@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from loadtest.client.errors import LoadTestError
 from loadtest.compare.processes import find_victims
+from loadtest.errors import LoadTestError
 
 from .hosts import FAR_IP, Hosts, find_program
 

@@ -19,7 +19,6 @@ import psutil
 import yaml
 
 from loadtest.client.endpoint import Endpoint
-from loadtest.client.errors import LoadTestError
 from loadtest.compare.arms import Arm
 from loadtest.compare.deployment import (
     Deployment,
@@ -28,6 +27,7 @@ from loadtest.compare.deployment import (
     run_logged,
 )
 from loadtest.environment import REPO
+from loadtest.errors import LoadTestError
 from loadtest.result_folder import read_tail
 
 _NEAR_IP: Final = "10.213.8.1"

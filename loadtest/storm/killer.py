@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import psutil
 
-from loadtest.client.errors import LoadTestError
 from loadtest.compare.deployment import Deployment
 from loadtest.compare.processes import HOST, VICTIMS, find_processes, find_victims
 from loadtest.compare.scrape import read_samples
+from loadtest.errors import LoadTestError
 
 from .changes import CHANGES, Changer
 from .hosts import Hosts

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from loadtest.client.errors import LoadTestError
 from loadtest.compare.processes import find_processes
+from loadtest.errors import LoadTestError
 
 _ENDED: Final = re.compile(r" (\S+) -- Request ended: (\{.*\})$", re.MULTILINE)
 

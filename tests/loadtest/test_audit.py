@@ -13,7 +13,7 @@ from loadtest.audit.show import render
 from loadtest.bench_command import EXIT_FAILED, EXIT_INTERRUPTED
 from loadtest.engine import worker
 from loadtest.engine.loop import Delivery, LoopRecord
-from loadtest.experiment import BenchFolder
+from loadtest.result_folder import ResultFolder
 from policies.audit.audited import AuditedPlanner
 from policies.registry import build_planner
 from policies.types import EngineLimits, PolicySpec
@@ -225,7 +225,7 @@ def test_an_interrupt_costs_a_round_and_more_rounds_may_be_added(
     assert bench("--rounds", "3") == 0
     kept = [
         (row["cell"], row["round"], row["engine_start"])
-        for row in BenchFolder(tmp_path).records()
+        for row in ResultFolder(tmp_path).records()
     ]
     assert kept == [
         ("easy-t0-c1", 1, 1),

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from loadtest.models import __main__ as program
-from loadtest.models.recipe import (
-    DRAFT,
-    DRAFT_DIR,
-    TARGET,
-    TARGET_DIR,
-    Phase,
-    Recipe,
-)
+from loadtest.models.recipe import DRAFT, DRAFT_DIR, TARGET, TARGET_DIR, Phase, Recipe
 from loadtest.models.tasks import TASKS, TOOLS, draw
 
 

@@ -6,13 +6,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from loadtest.paper.cli import main, parse
 from loadtest.paper.datasets import load_prompts
 from loadtest.paper.grid import ENGINES_AT_ONCE, PRESETS, is_baseline, make_arms
-from loadtest.paper.run import Runner, Store
+from loadtest.paper.run import Runner
 from loadtest.paper.summary import judge, list_missing, measure_run, summarise
+from loadtest.result_folder import ResultFolder
 from policies.paper import PaperPlanner
 from policies.registry import build_planner
 from policies.testing import check_planner
@@ -34,7 +35,7 @@ def test_the_paper_s_grid_has_all_its_arms_and_each_has_its_turn(tmp_path):
         assert build_planner(spec).choose_depth(8) >= 0
     pair = ["--target", str(TARGET_DIR), "--draft", str(DRAFT_DIR)]
     options = parse(["--output", str(tmp_path), *pair])
-    runner = Runner(options, Store(tmp_path), {"own": []})
+    runner = Runner(options, ResultFolder(tmp_path), {"own": []})
     turns = runner.find_turns()
     assert {turn.round for turn in turns} == {1, 2, 3, 4}
     assert {cell.cap for turn in turns for cell in turn.cells} == {8, 32}
@@ -208,9 +209,9 @@ def test_a_run_on_a_real_engine_and_one_that_goes_on(tmp_path, capsys):
     assert 0.0 < row["vsr"]["mean"] < 1.0
     assert sum(row["stages"].values()) == pytest.approx(1.0)
     assert (tmp_path / "results.png").stat().st_size > 10_000
-    before = (tmp_path / "runs.jsonl").read_bytes()
+    before = (tmp_path / "measurements.jsonl").read_bytes()
     assert main([*words, *pair]) == 0
-    assert (tmp_path / "runs.jsonl").read_bytes() == before
+    assert (tmp_path / "measurements.jsonl").read_bytes() == before
     assert main([*words, *pair, "--acceptance", "0.5"]) == 1
     assert "--device gpu" in capsys.readouterr().err
     # Another pair must not be mixed in.

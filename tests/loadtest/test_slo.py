@@ -6,17 +6,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.workloads import RequestMaker
+from loadtest.errors import LoadTestError
 from loadtest.models.recipe import DRAFT_DIR
 from loadtest.slo.cli import main
-from loadtest.slo.plan import (
-    Plan,
-    RequestKind,
-    Units,
-    make_stream,
-    parse_class_arm,
-)
+from loadtest.slo.plan import Plan, RequestKind, Units, make_stream, parse_class_arm
 from loadtest.slo.run import Store, read_units
 from loadtest.slo.summary import (
     average_rounds,

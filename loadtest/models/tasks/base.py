@@ -129,15 +129,13 @@ class Chat(NamedTuple):
     with_tools: bool
 
 
-def generate_chat(
-    tasks: Sequence[Task], rng: random.Random, *, num_turns: int | None = None
-) -> Chat:
-    """Generate a conversation of exchanges that are not held out.
+def generate_chat(tasks: Sequence[Task], rng: random.Random) -> Chat:
+    """Generate a conversation of one to ten exchanges that are not held out.
 
-    Tasks are drawn as their weights say, and one to ten turns if no number is given.
-    Tool exchanges occur only in chats that list the tools.
+    Tasks are drawn as their weights say. Tool exchanges occur only in chats that list
+    the tools.
     """
-    num_turns = num_turns or rng.choice(_TURN_COUNTS)
+    num_turns = rng.choice(_TURN_COUNTS)
     plain = [task for task in tasks if not task.name.startswith("tool_")]
     tool = [task for task in tasks if task not in plain]
     with_tools = rng.random() < _TOOL_CHATS and bool(tool)

@@ -15,10 +15,10 @@ import pytest
 
 from loadtest.arms import Arm
 from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
-from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, run
 from loadtest.engine.plan import Block
-from loadtest.experiment import BenchFolder
+from loadtest.errors import LoadTestError
+from loadtest.result_folder import ResultFolder
 from tests.loadtest.engine.made_up import CELL, measured
 
 GPU = "NVIDIA Stand-in"
@@ -104,7 +104,7 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
     engines.fails_after = 4
     assert bench(tmp_path, "--rounds", "1") == EXIT_INTERRUPTED
     assert "goes on from there" in capsys.readouterr().err
-    kept = BenchFolder(tmp_path).measurements()
+    kept = ResultFolder(tmp_path).measurements()
     assert {one["concurrency"] for one in kept} == {1}
 
     engines.fails_after = None
@@ -129,9 +129,9 @@ def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
     assert "--restart" in told
     assert "dtype" not in told
     assert bench(tmp_path, "--restart", "--workloads", "wrong") == 1
-    assert len(BenchFolder(tmp_path).records()) == 2
+    assert len(ResultFolder(tmp_path).records()) == 2
     assert bench(tmp_path, "--rounds", "1", "--max-tokens", "33", "--restart") == 0
-    assert len(BenchFolder(tmp_path).records()) == 2
+    assert len(ResultFolder(tmp_path).records()) == 2
     assert mine.exists()
 
 

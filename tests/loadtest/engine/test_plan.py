@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from loadtest.arms import Arm, parse_arm
-from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli
 from loadtest.engine.loop import REQUESTS_TO_BE_STEADY
 from loadtest.engine.models import find_method
@@ -26,6 +25,7 @@ from loadtest.engine.plan import (
 from loadtest.engine.pool import EngineProcess
 from loadtest.engine.workloads import MIN_REQUESTS, RequestMaker
 from loadtest.environment import REPO
+from loadtest.errors import LoadTestError
 from loadtest.load.workloads import Conversation
 from loadtest.models.recipe import DRAFT_DIR
 from serving.offline import start_arguments

@@ -17,8 +17,8 @@ from loadtest.engine.summary import (
     find_ceilings,
     make_rows,
 )
-from loadtest.experiment import BenchFolder
 from loadtest.intervals import compare
+from loadtest.result_folder import ResultFolder
 from tests.loadtest.engine.made_up import CELL, CONDITIONS, ENVIRONMENT, measured
 
 OURS = "goodput:8"
@@ -26,8 +26,8 @@ COMMITTED = Path(__file__).parents[3] / "loadtest" / "results" / "engine-cpu"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> BenchFolder:
-    store = BenchFolder(tmp_path / "results")
+def store(tmp_path: Path) -> ResultFolder:
+    store = ResultFolder(tmp_path / "results")
     store.check_conditions(CONDITIONS)
     store.write_environment(ENVIRONMENT)
     return store
@@ -202,7 +202,7 @@ def test_committed_results_are_what_was_measured(folder, tmp_path):
     committed = json.loads((COMMITTED / folder / "results.json").read_text())
     place = ("policy", "workload", "temperature", "concurrency")
 
-    again = write_results(BenchFolder(tmp_path))
+    again = write_results(ResultFolder(tmp_path))
 
     for part, keys in (("rows", place), ("ratios", (*place, "against"))):
         by_key = {tuple(one[key] for key in keys): one for one in committed[part]}

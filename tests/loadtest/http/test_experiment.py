@@ -12,13 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.client.errors import LoadTestError
 from loadtest.client.records import read_records
 from loadtest.compare.arms import Arm, parse_arm
 from loadtest.compare.cli import PRESETS, main, parse_options
 from loadtest.compare.deployment import RAY_EXPORT_PERIOD_S, Launcher
 from loadtest.compare.runner import Runner, Store, make_load_options
 from loadtest.compare.stopping import measure_until
+from loadtest.errors import LoadTestError
 from loadtest.load.arrivals import arrival_times, parse_load
 from loadtest.report.rows import COMPARED, make_ratios
 

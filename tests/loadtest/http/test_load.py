@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import loadtest
-from loadtest.client.errors import LoadTestError
+from loadtest.errors import LoadTestError
 from loadtest.load.arrivals import arrival_times, parse_load
 from loadtest.load.options import LoadOptions
 from loadtest.load.workloads import GENERATED, make_workload, read_conversations

@@ -299,7 +299,7 @@ def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path):
         told["limits"] = {"max_client_cpu": 0.8, "max_lag_ms": 25.0}
         store.check_conditions(told | {"max_tokens": 8, "temperature": 0.0})
         machine = {"cpu": "Abacus", "cores": 2, "memory_gib": 8}
-        target = {"name": "demo", "digest": "0123456789abcdef"}
+        target = {"name": "demo", "parameters": 2e6, "digest": "0123456789abcdef"}
         store.write_environment({"machine": machine, "models": {"target": target}})
         for run in runs():
             run |= {"records": "none", "sending_s": 10.0, "failed_requests": []}
@@ -311,8 +311,8 @@ def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path):
         [pair] = [line for line in page.splitlines() if ">tetris/none<" in line]
         assert pair.endswith(f'<td class="{mark}</td></tr>')
         assert "<th>front</th>" in page
-        origin = "Abacus, 2 cores, 8 GiB; target demo (0123456789ab); 32 requests"
-        assert origin in page
+        model = "target demo (2 M parameters, 01234567)"
+        assert f"Abacus; {model}; 2 cores; 32 requests in all" in page
 
 
 def test_a_round_is_drawn_also_where_the_server_tells_little_and_a_soak_by_role():

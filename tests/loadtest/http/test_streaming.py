@@ -49,11 +49,7 @@ def fall_silent(*sent: object) -> tuple[Script, threading.Event]:
 
 
 def request(
-    script: Script,
-    *,
-    late_s: float = 0.0,
-    read_timeout_s: float = 10.0,
-    **options: Any,
+    script: Script, *, late_s: float = 0.0, read_timeout_s: float = 10.0, **options: Any
 ) -> Outcome:
     outcome = Outcome(id="request-1")
     with run_stand_in(StandIn(script, **options)) as server:
