@@ -3,7 +3,6 @@
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,19 +27,6 @@ most tests share."""
 
 OWN_DEPTH = 5
 """To which `own_draft` may draft."""
-
-ENGINE_DIR = Path(__file__).parent
-
-THIRD_PARTY_MAY_WARN = ("ignore", r"error:::(policies|serving|tests)\.")
-"""vLLM, torch and transformers warn about each other on every start; a warning from
-our own modules is still an error. The later filter wins."""
-
-
-def pytest_collection_modifyitems(items):
-    """Spare engine tests the warnings of other people's code."""
-    for item in items:
-        if ENGINE_DIR in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(*THIRD_PARTY_MAY_WARN))
 
 
 @dataclass
