@@ -16,6 +16,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import pytest
 
+from tests.conftest import OTHERS_MAY_WARN
 from tests.engine import checks, made_up
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
@@ -27,6 +28,9 @@ most tests share."""
 
 OWN_DEPTH = 5
 """To which `own_draft` may draft."""
+
+THIRD_PARTY_MAY_WARN = OTHERS_MAY_WARN
+"""For tests that start engines elsewhere."""
 
 
 @dataclass
