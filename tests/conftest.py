@@ -30,6 +30,7 @@ TESTS = Path(__file__).parent
 IMPORTS_MAY_WARN = [f"ignore::{of}Warning" for of in ("Deprecation", "Future", "User")]
 OTHERS_MAY_WARN = ["ignore", r"error:::(policies|serving|tests)\."]
 MAY_WARN = {
+    "engine": OTHERS_MAY_WARN,
     "front": OTHERS_MAY_WARN,
     "gpu_adapter": OTHERS_MAY_WARN,
     "helm": IMPORTS_MAY_WARN,
@@ -49,6 +50,11 @@ def run(
     done = subprocess.run(args, capture_output=True, text=True, **options)
     assert status in (None, done.returncode), done.stdout + done.stderr
     return done
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """`make audit` looks at everything, and its status tells of any part that failed."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.conftest import run
 
 # In the place of uv and of each tool that it would fetch: notes what is run, and fails
 # where it is told to.
@@ -37,13 +36,8 @@ def audit(folder: Path, **env: str) -> tuple[int, str, set[str]]:
         (tools / name).chmod(0o755)
     given = {"TETRIS_VENV": str(folder / "venv"), "OUTPUT": str(folder / "out")}
     log = folder / "log"
-    done = subprocess.run(
-        [ROOT / ".ci" / "audit"],
-        env=os.environ | given | {"LOG": str(log), "BROKEN": ""} | env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = os.environ | given | {"LOG": str(log), "BROKEN": ""} | env
+    done = run(".ci/audit", env=env, status=None)
     return done.returncode, done.stderr, set(log.read_text().split())
 
 

@@ -3,7 +3,6 @@
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +16,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import pytest
 
+from tests.conftest import OTHERS_MAY_WARN
 from tests.engine import checks, made_up
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
@@ -29,18 +29,8 @@ most tests share."""
 OWN_DEPTH = 5
 """To which `own_draft` may draft."""
 
-ENGINE_DIR = Path(__file__).parent
-
-THIRD_PARTY_MAY_WARN = ("ignore", r"error:::(policies|serving|tests)\.")
-"""vLLM, torch and transformers warn about each other on every start; a warning from
-our own modules is still an error. The later filter wins."""
-
-
-def pytest_collection_modifyitems(items):
-    """Spare engine tests the warnings of other people's code."""
-    for item in items:
-        if ENGINE_DIR in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(*THIRD_PARTY_MAY_WARN))
+THIRD_PARTY_MAY_WARN = OTHERS_MAY_WARN
+"""For tests that start engines elsewhere."""
 
 
 @dataclass

@@ -15,15 +15,6 @@ PER_TOKEN = torch.tensor([0.7, 0.7, 1.0, 0.3, 0.3])
 """The third request has no draft tokens; temperature 0 becomes 1."""
 
 
-def test_integer_values_keep_their_type():
-    from serving.engine.cpu.kernels import expand_to_tokens
-
-    output = torch.full((5,), -1, dtype=torch.int32)
-    top_k = torch.tensor([8, 3, 5, 2], dtype=torch.int32)
-    expand_to_tokens(output, top_k, CU_NUM_TOKENS, 0, 0)
-    assert output.tolist() == [8, 8, 3, 2, 2]
-
-
 def test_our_engine_samples_by_them_and_times_its_passes(tiny_pair, plain, monkeypatch):
     """Although each start registers vLLM's own kernels once more.
 

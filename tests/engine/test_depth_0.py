@@ -3,7 +3,6 @@
 from itertools import cycle
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from serving.engine.cpu.drafter_cache import DrafterCache
@@ -28,9 +27,7 @@ def alternate(num_on, num_off):
 
 
 def make_prompts(num_prompts, seed=0):
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(4, 120, num_prompts)
-    return [rng.integers(3, 64, int(length)).tolist() for length in lengths]
+    return [draw_prompt(seed + n, 4 + 53 * n % 116) for n in range(num_prompts)]
 
 
 def generate(engine, prompts, max_tokens=80):

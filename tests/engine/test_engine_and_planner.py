@@ -9,14 +9,9 @@ from policies.planner import Planner
 from policies.types import DraftSelection
 from tests.engine.checks import draw_prompts, greedy, summarize_all
 from tests.engine.made_up import make_up_costs, plan_instead
+from tests.engine.test_request_classes import CLASSES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-CLASSES = {
-    "interactive": {"weight": 4.0, "latency_target_ms": 30.0, "priority": -1},
-    "batch": {"weight": 0.5, "priority": 10},
-    "default": {"weight": 2.0},
-}
 
 
 @pytest.fixture

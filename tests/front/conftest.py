@@ -21,11 +21,6 @@ def heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     scene = Scene(tmp_path)
     try:

@@ -260,6 +260,7 @@ class Scene:
         self.failures: dict[str, Exception] = {}
         self.replays: list[str] = []
         self.steps: list[Any] = []
+        self._replicas: list[FakeReplica] = []
         self._clients: list[FleetClient] = []
         self.client = self.make_client(b"a front")
         self._reading = asyncio.create_task(self._read())
@@ -285,6 +286,7 @@ class Scene:
     def add_replica(self, **options: Any) -> FakeReplica:
         replica = FakeReplica(self.folder, **options)
         self.fleet.replicas.append(replica)
+        self._replicas.append(replica)
         return replica
 
     async def _read(self) -> None:
@@ -303,6 +305,16 @@ class Scene:
         for request in requests:
             await self.client.add_request_async(request)
         return requests
+
+    async def add_front(self) -> FleetClient:
+        """Connect another front to the only replica, once both know of each other."""
+        other = self.make_client(b"another")
+        for client in (self.client, other):
+            await client.add_request_async(make_request(f"first of {id(client)}"))
+        await until(lambda: self.client.num_links == other.num_links == 1)
+        links = [*self.client._links, *other._links]
+        await until(lambda: [one.state.num_fronts for one in links] == [2, 2])
+        return other
 
     def send_suspect(self) -> Any:
         """Send a request that may have killed engines, and has the next one alone."""
@@ -329,5 +341,5 @@ class Scene:
         self._reading.cancel()
         for client in self._clients:
             client.shutdown()
-        for replica in self.fleet.replicas:
+        for replica in self._replicas:
             await replica.close()

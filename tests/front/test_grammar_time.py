@@ -17,6 +17,8 @@ from serving.front.grammar_time import GrammarTime, find_grammars
 from serving.front.grammar_trial import FINE
 from tests.front.fake_fleet import until
 
+pytestmark = pytest.mark.anyio
+
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}
 TOOL_GRAMMAR = ("json", '{"a": 1}')
@@ -99,7 +101,6 @@ def test_what_would_be_compiled_is_found(body, grammars):
     assert find_grammars(body) == grammars
 
 
-@pytest.mark.anyio
 async def test_what_takes_too_long_is_refused_and_in_nobodys_way(grammar_time):
     """What is known is answered meanwhile, and what is new gets its own answer."""
     many = {f"p{number}": {"type": "string"} for number in range(2000)}
@@ -120,7 +121,6 @@ async def test_what_takes_too_long_is_refused_and_in_nobodys_way(grammar_time):
     assert (refused.value.status, refused.value.param) == (400, "response_format")
 
 
-@pytest.mark.anyio
 async def test_what_nobody_waits_for_any_more_is_not_tried():
     trials = HeldTrials()
     leaving = await trials.hold("a", "b", "c", "d")
@@ -136,7 +136,6 @@ async def test_what_nobody_waits_for_any_more_is_not_tried():
     assert not trials._trials
 
 
-@pytest.mark.anyio
 async def test_callers_have_their_grammars_tried_in_turn():
     trials = HeldTrials()
     asking = await trials.hold("a1", "a2", "a3", "a4", key="ann")
@@ -147,7 +146,6 @@ async def test_callers_have_their_grammars_tried_in_turn():
     assert trials.begun == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
 
 
-@pytest.mark.anyio
 async def test_only_so_many_grammars_of_a_caller_wait(monkeypatch):
     monkeypatch.setattr(grammar_time_module, "MAX_WAITING", 2)
     trials = HeldTrials()
@@ -165,7 +163,6 @@ async def test_only_so_many_grammars_of_a_caller_wait(monkeypatch):
     assert trials.begun == ["a1", "a2", "b1", "a3"]
 
 
-@pytest.mark.anyio
 async def test_a_grammar_that_waits_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(grammar_time_module, "MAX_WAIT_S", 0.05)
     trials = HeldTrials()
@@ -176,7 +173,6 @@ async def test_a_grammar_that_waits_too_long_is_refused(monkeypatch):
     assert not trials._waiting
 
 
-@pytest.mark.anyio
 async def test_what_is_usual_or_makes_no_sense_passes(grammar_time):
     few = {f"p{number}": {"type": "string"} for number in range(100)}
     for body in (
@@ -189,7 +185,6 @@ async def test_what_is_usual_or_makes_no_sense_passes(grammar_time):
         await grammar_time.check(body)
 
 
-@pytest.mark.anyio
 async def test_nobody_waits_for_a_trial_that_cannot_be_had(grammar_time, serve_log):
     no_tokenizer = GrammarTime(lambda: json.dumps({"no": "tokenizer"}))
     await no_tokenizer.check(with_regex("a"))

@@ -8,6 +8,8 @@ from serving.front import failures, fleet_client
 from serving.replica.kinship import Kin, may_take
 from tests.front.fake_fleet import KIN, make_request, until
 
+pytestmark = pytest.mark.anyio
+
 LATER = dataclasses.replace(KIN, build=KIN.build + 1)
 EARLIER = dataclasses.replace(KIN, build=KIN.build - 1)
 ANOTHER = Kin("another model", KIN.build + 1)
@@ -38,7 +40,6 @@ def test_an_engine_takes_what_it_can_go_on_with(
     assert may_take(KIN, 10, front, request) is may
 
 
-@pytest.mark.anyio
 async def test_streams_move_to_the_next_build_of_the_same_model(scene):
     before = scene.add_replica()
     requests = await scene.begin(3, max_tokens=200)
@@ -55,7 +56,6 @@ async def test_streams_move_to_the_next_build_of_the_same_model(scene):
     assert len(scene.fleet.opened) == num_opened + 2
 
 
-@pytest.mark.anyio
 async def test_a_longer_request_waits_for_an_engine_of_its_own_build(scene):
     before = scene.add_replica(kin=EARLIER, max_model_len=20)
     (short,) = await scene.send(1, "short ", max_tokens=10)
@@ -67,7 +67,6 @@ async def test_a_longer_request_waits_for_an_engine_of_its_own_build(scene):
     assert len(after.taken) == 1
 
 
-@pytest.mark.anyio
 async def test_what_waits_for_a_model_that_was_replaced_is_told_so(scene, monkeypatch):
     monkeypatch.setattr(fleet_client, "MAX_STRANGERS", 3)
     replica = scene.add_replica(kin=ANOTHER)

@@ -1,6 +1,7 @@
 """Figures of many steps as those of one: nothing is lost, and no level stays wrong."""
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -24,8 +25,7 @@ class Inner:
 
     def __init__(self) -> None:
         self.records: list[Any] = []
-        self.queries = self.hits = self.drafts = self.accepted = 0
-        self.accepted_per_pos = [0, 0]
+        self.sums: Counter[str] = Counter()
 
     def record(
         self,
@@ -39,35 +39,30 @@ class Inner:
         )
         if scheduler_stats is None:
             return
-        self.queries += scheduler_stats.prefix_cache_stats.queries
-        self.hits += scheduler_stats.prefix_cache_stats.hits
+        prefix = scheduler_stats.prefix_cache_stats
+        for name in ("requests", "queries", "hits"):
+            self.sums[name] += getattr(prefix, name)
         drafts = scheduler_stats.spec_decoding_stats
         if drafts is not None:
-            self.drafts += drafts.num_drafts
-            self.accepted += drafts.num_accepted_tokens
-            for pos in range(2):
-                self.accepted_per_pos[pos] += drafts.num_accepted_tokens_per_pos[pos]
+            self.sums["drafts"] += drafts.num_drafts
+            self.sums["accepted"] += drafts.num_accepted_tokens
+            for pos, count in enumerate(drafts.num_accepted_tokens_per_pos):
+                self.sums[f"accepted {pos}"] += count
 
     def log(self) -> None:
         pass
 
-    @property
-    def sums(self) -> Any:
-        return (
-            self.queries,
-            self.hits,
-            self.drafts,
-            self.accepted,
-            self.accepted_per_pos,
-        )
-
 
 def step(
-    num_running: int, queries: int = 0, accepted: int | None = None, **levels: Any
+    num_running: int,
+    queries: int = 0,
+    accepted: int | None = None,
+    prefix: Any = None,
+    **levels: Any,
 ) -> Any:
     made = SchedulerStats(num_running_reqs=num_running, **levels)
     made.prefix_cache_stats = PrefixCacheStats(
-        requests=1, queries=queries, hits=queries // 2
+        requests=1, queries=queries, hits=queries // 2, **prefix or {}
     )
     if accepted is not None:
         made.spec_decoding_stats = SpecDecodingStats.new(2)
@@ -116,11 +111,12 @@ def test_steps_of_an_interval_are_one_record():
         merged.record(step(2, 10, 1, kv_cache_usage=0.01 * number), None)
     assert len(inner.records) == 5
     merged.log()
-    assert inner.sums == (1000, 500, 100, 100, [100, 0])
-    last = inner.records[-1][0]
-    assert last.kv_cache_usage == 0.99
-    requests = [stats.prefix_cache_stats.requests for stats, *_ in inner.records]
-    assert sum(requests) == 100
+    drafts = {"drafts": 100, "accepted": 100, "accepted 0": 100, "accepted 1": 0}
+    assert inner.sums == drafts | {"requests": 100, "queries": 1000, "hits": 500}
+    assert inner.records[-1][0].kv_cache_usage == 0.99
+
+
+EXTERNAL_HIT = {CacheHitSource.EXTERNAL_UNSPECIFIED: 1}
 
 
 @pytest.mark.parametrize(
@@ -130,6 +126,8 @@ def test_steps_of_an_interval_are_one_record():
         (step(1), {"mm_cache_stats": MultiModalCacheStats(queries=1)}),
         (step(1, running_lora_adapters={"a": 1}), {}),
         (step(1, connector_prefix_cache_stats=PrefixCacheStats()), {}),
+        (step(1, prefix={"reset": True}), {}),
+        (step(1, prefix={"hits_by_source": EXTERNAL_HIT}), {}),
         (step(1), {"engine_idx": 1}),
         (None, {"iteration_stats": IterationStats()}),
     ],
@@ -147,20 +145,6 @@ def test_what_cannot_be_merged_goes_out_at_once_behind_what_waits(stats, rest):
         merged.log()
         assert inner.records[2][3] == 1
     assert inner.records[2][0] is stats
-
-
-def test_hits_by_their_source_and_resets_are_left_as_they_are():
-    inner = Inner()
-    merged = MergedStats(inner, clock=lambda: 1.0)
-    merged.record(step(1), None)
-    for changes in (
-        {"reset": True},
-        {"hits_by_source": {CacheHitSource.EXTERNAL_UNSPECIFIED: 1}},
-    ):
-        made = step(1)
-        made.prefix_cache_stats = PrefixCacheStats(**changes)
-        merged.record(made, None)
-        assert inner.records[-1][0] is made
 
 
 def test_only_vllms_own_logger_gets_something_in_front():

@@ -77,10 +77,13 @@ def test_prompts_have_no_more_answers_together_than_one_server_can_begin(prompt)
     assert (refused.value.status, refused.value.param) == (400, "n")
 
 
-@pytest.mark.parametrize(
+each_kind = pytest.mark.parametrize(
     ("kind", "rest"),
     [(ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})],
 )
+
+
+@each_kind
 @pytest.mark.parametrize("field", ["n", "best_of"])
 def test_a_number_is_no_smaller_as_text(field, kind, rest):
     """Validation makes numbers of it, and vLLM makes that many choices at once."""
@@ -103,10 +106,7 @@ def test_what_no_tokenizer_holds_is_refused_by_its_name():
     assert body.tokens == [2**32 - 1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rest"),
-    [(ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})],
-)
+@each_kind
 def test_what_servers_say_to_each_other_is_stripped(kind, rest):
     body = TypeAdapter(kind).validate_python(
         {

@@ -8,7 +8,7 @@ import pytest
 
 from serving.front import spare_leases
 from serving.replica.token_channel import ENDED, KEPT, NEXT
-from tests.front.fake_fleet import NUM_SLOTS, FakeReplica, make_request, until
+from tests.front.fake_fleet import NUM_SLOTS, FakeReplica, until
 
 pytestmark = pytest.mark.anyio
 
@@ -91,17 +91,11 @@ async def test_a_replica_that_drains_is_kept_from_it_by_nothing(scene):
     assert not seat_of(old).spares
     assert len(old.taken) == 3
     assert len(new.taken) == 3
-    await old.close()
 
 
 async def test_a_front_keeps_no_more_than_its_part(scene):
     replica = scene.add_replica(num_seats=8)
-    other = scene.make_client(b"another")
-    for client in (scene.client, other):
-        await client.add_request_async(make_request(f"one of {id(client)}"))
-    await until(lambda: scene.client.num_links == other.num_links == 1)
-    links = [*scene.client._links, *other._links]
-    await until(lambda: [one.state.num_fronts for one in links] == [2, 2])
+    await scene.add_front()
     await scene.check_all(await scene.send(8, "many "))
     await until(lambda: not replica.running)
     assert len(seat_of(replica).spares) == 5
@@ -138,7 +132,6 @@ async def test_requests_in_leases_of_others_go_on_when_their_replica_dies(scene)
     await scene.check_all(requests)
     assert len(scene.replays) == 2
     assert {one.request_id for one in other.taken} == {"r0~1", "r1~1"}
-    await victim.close()
 
 
 @pytest.mark.faults
@@ -152,7 +145,6 @@ async def test_a_handover_to_a_replica_that_has_just_died_is_made_up_for(scene):
     scene.fleet.replicas.remove(victim)
     scene.add_replica()
     await scene.check_all(requests)
-    await victim.close()
 
 
 async def test_what_no_engine_can_read_ends_its_lease_alone(scene):
@@ -188,15 +180,16 @@ async def test_an_engine_that_takes_no_next_request_ends_its_lease(scene):
     assert len(scene.fleet.opened) == 2
 
 
-async def test_spares_go_with_their_front(scene):
+async def test_spares_and_streams_go_with_their_front_and_its_slot_is_free(scene):
     replica = scene.add_replica()
     for n in range(2 * NUM_SLOTS):
         name = b"front %d" % n
         scene.replace_client(name)
         await scene.check_all(await scene.send(2, f"{n} "))
         await until(lambda name=name: len(seat_of(replica, name).spares) == 2)
+        await scene.begin(1, name=f"{n} runs ", max_tokens=10_000)
     scene.client.shutdown()
-    await until(lambda: not replica.leases._seats)
+    await until(lambda: not (replica.leases._seats or replica.running))
 
 
 async def test_a_fuzz_of_short_requests_loses_none(scene):

@@ -11,8 +11,8 @@ from policies.estimators.calibration import ConfidenceCalibration
 from serving.engine.gpu.ranking import predict_acceptance, select_drafts
 
 # Few distinct values, so that ties are common; products of powers of two are exact in
-# any order and any width.
-CONFIDENCES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+# any order and any width. What is no number counts as 0.
+CONFIDENCES = st.sampled_from([0.0, 0.25, 0.5, 1.0, float("nan")])
 
 
 def make_batch(draw):
@@ -46,11 +46,6 @@ def test_the_same_drafts_are_admitted_as_by_the_reference_ties_included(batch, w
         assert admitted.tolist() == expected.tolist()
 
 
-def test_a_confidence_that_is_no_number_ranks_last():
-    confidence = torch.tensor([[float("nan"), 1.0], [0.1, 0.1]])
-    assert select_drafts(confidence, torch.tensor([2, 2]), 2).tolist() == [0, 2]
-
-
 def test_acceptance_is_predicted_as_by_the_calibration():
     rng = np.random.default_rng(0)
     calibration = ConfidenceCalibration(max_depth=4)
@@ -69,11 +64,3 @@ def test_acceptance_is_predicted_as_by_the_calibration():
     expected = calibration.predict(confidence, req_ids)
     np.testing.assert_allclose(predicted.numpy(), expected, rtol=2e-4, atol=1e-6)
     assert ((predicted > 0) & (predicted < 1)).all()
-
-
-def test_a_position_never_depends_on_later_ones_of_its_request():
-    """An unstable top-k lets a tie behind a position decide about it."""
-    lengths, budget = torch.tensor([2, 1]), 1
-    for later in (0.0, 0.5, 1.0):
-        confidence = torch.tensor([[0.5, later], [0.5, 0.0]])
-        assert select_drafts(confidence, lengths, budget).tolist() == [1, 0]

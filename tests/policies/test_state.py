@@ -5,14 +5,10 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies.registry import build_planner
 from policies.types import DraftBatch, PolicySpec
 from tests.policies.made_up import LIMITS, MAX_DEPTH, MadeUpEngine
-
-PARTS = st.sampled_from(["version", "calibration", "positions", "cost"])
 
 
 def make_planner(name, num_reqs=0):
@@ -75,8 +71,12 @@ def test_a_state_that_cannot_be_true_is_refused_and_nothing_has_changed(exported
         with pytest.raises(ValueError, match=match):
             planner.import_state(replaced(state, path, value))
 
+    for nonsense in (True, 1.5, "cost", [state], {"cost": state["cost"]}):
+        with pytest.raises(ValueError, match="state"):
+            planner.import_state(nonsense)
     for path in places(state):
-        check_refused(path[:1], {})
+        for no_part in ({}, [], None, "cost", {"cost": {}}):
+            check_refused(path[:1], no_part)
         for bad in spoil(at(state, path)):
             check_refused(path, bad)
     for falling in ("knots", "value_ms"):
@@ -88,26 +88,11 @@ def test_a_state_that_cannot_be_true_is_refused_and_nothing_has_changed(exported
     assert (json.dumps(planner.export_state()), decide(planner)) == before
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PARTS, inner),
-        max_leaves=8,
-    )
-)
-@settings(max_examples=100, deadline=None, derandomize=True)
-def test_nonsense_is_refused_whatever_its_form(nonsense):
-    planner = make_planner("goodput")
-    if not nonsense:
-        planner.import_state(nonsense)
-        return
-    with pytest.raises(ValueError, match="state"):
-        planner.import_state(nonsense)
-
-
 def test_a_state_is_taken_over_as_it_travels(exported):
     name, state = exported
     planner = make_planner(name)
+    # One that says nothing changes nothing.
+    planner.import_state({})
     planner.import_state(json.loads(json.dumps(state)))
     assert decide(planner) != decide(make_planner(name))
     MadeUpEngine(8).run(planner, 20)

@@ -13,6 +13,8 @@ import pytest
 from serving.front.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
 from tests.pictures import open_browser, picture_path
 
+pytestmark = pytest.mark.anyio
+
 PATIENCE_S = 120
 NUM_STREAMS = 6
 
@@ -34,28 +36,23 @@ class Replica:
         return [{"replica": "a", "steps": [], "totals": totals}]
 
 
-def test_all_watchers_share_one_question_and_nobody_asks_without_them():
+async def test_all_watchers_share_one_question_and_nobody_asks_without_them():
     replica = Replica()
-
-    async def watch() -> int:
-        feed = BoardFeed(replica.answer, period_s=0.01)
-        watchers = [feed.watch() for _ in range(3)]
-        for _ in range(4):
-            events = await asyncio.gather(*map(anext, watchers))
-            assert events[0] == events[1] == events[2]
-        for watcher in watchers:
-            await watcher.aclose()
-        await asyncio.sleep(0.05)
-        asked = len(replica.asked)
-        await asyncio.sleep(0.05)
-        assert len(replica.asked) == asked
-        return asked
-
-    assert asyncio.run(watch()) < 12
+    feed = BoardFeed(replica.answer, period_s=0.01)
+    watchers = [feed.watch() for _ in range(3)]
+    for _ in range(4):
+        events = await asyncio.gather(*map(anext, watchers))
+        assert events[0] == events[1] == events[2]
+    for watcher in watchers:
+        await watcher.aclose()
+    await asyncio.sleep(0.05)
+    num_asked = len(replica.asked)
+    await asyncio.sleep(0.05)
+    assert len(replica.asked) == num_asked < 12
     assert replica.asked[:2] == [{}, {"a": 10}]
 
 
-def test_who_does_not_read_or_does_not_answer_holds_nobody_up():
+async def test_who_does_not_read_or_does_not_answer_holds_nobody_up():
     replica, num_failures = Replica(), 1
 
     async def ask(after: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -65,29 +62,23 @@ def test_who_does_not_read_or_does_not_answer_holds_nobody_up():
             raise TimeoutError
         return await replica.answer(after)
 
-    async def watch() -> None:
-        feed = BoardFeed(ask, period_s=0.001)
-        slow, quick = feed.watch(), feed.watch()
-        assert "error" in read(await anext(slow))
-        seen = [read(await anext(quick)) for _ in range(31)]
-        assert seen[-1]["replicas"][0]["totals"]["steps"] >= 300
-        late = read(await anext(slow))
-        assert late["replicas"][0]["totals"]["steps"] > 200
-
-    asyncio.run(watch())
+    feed = BoardFeed(ask, period_s=0.001)
+    slow, quick = feed.watch(), feed.watch()
+    assert "error" in read(await anext(slow))
+    seen = [read(await anext(quick)) for _ in range(31)]
+    assert seen[-1]["replicas"][0]["totals"]["steps"] >= 300
+    late = read(await anext(slow))
+    assert late["replicas"][0]["totals"]["steps"] > 200
 
 
-def test_too_many_watchers_are_refused():
-    async def watch() -> None:
-        feed = BoardFeed(Replica().answer)
-        watchers = [feed.watch() for _ in range(MAX_WATCHERS)]
-        await asyncio.gather(*(anext(watcher) for watcher in watchers))
-        with pytest.raises(TooManyWatchersError):
-            feed.watch()
-        await watchers[0].aclose()
-        await anext(feed.watch())
-
-    asyncio.run(watch())
+async def test_too_many_watchers_are_refused():
+    feed = BoardFeed(Replica().answer)
+    watchers = [feed.watch() for _ in range(MAX_WATCHERS)]
+    await asyncio.gather(*map(anext, watchers))
+    with pytest.raises(TooManyWatchersError):
+        feed.watch()
+    await watchers[0].aclose()
+    await anext(feed.watch())
 
 
 @pytest.mark.ray

@@ -55,8 +55,9 @@ def test_figures_grow_from_one_snapshot_to_the_next(before, after, expected):
     assert {name: grown.get(name) for name in expected} == expected
 
 
+@pytest.mark.anyio
 @pytest.mark.faults
-def test_failing_snapshots_are_counted_logged_once_and_survived(monkeypatch):
+async def test_failing_snapshots_are_counted_logged_once_and_survived(monkeypatch):
     from serving.replica import metrics
 
     told: list[str] = []
@@ -70,17 +71,14 @@ def test_failing_snapshots_are_counted_logged_once_and_survived(monkeypatch):
             raise RuntimeError("no engine")
         return snapshot()
 
-    async def poll() -> None:
-        polling = asyncio.create_task(
-            metrics.poll_snapshots(take_snapshot, recorder, period_s=0.001)
-        )
-        while "recorded" not in told:
-            await asyncio.sleep(0.001)
-        polling.cancel()
-
     logged: list[str] = []
     monkeypatch.setattr(metrics.logger, "exception", logged.append)
-    asyncio.run(poll())
+    polling = asyncio.create_task(
+        metrics.poll_snapshots(take_snapshot, recorder, period_s=0.001)
+    )
+    while "recorded" not in told:
+        await asyncio.sleep(0.001)
+    polling.cancel()
     assert told[:4] == ["failed"] * 3 + ["recorded"]
     assert logged == ["Some metrics are missing until this passes"]
 

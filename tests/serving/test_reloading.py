@@ -1,6 +1,5 @@
 """Settings that change while a deployment runs; it does in helm/test_live."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +35,10 @@ def test_a_first_priority_needs_engines_that_were_started_for_it() -> None:
     check_priorities({"b": ClassShare(priority=3)}, urgent)
 
 
-def test_a_mistake_is_logged_and_counted_and_changes_nothing(monkeypatch, serve_log):
+@pytest.mark.anyio
+async def test_a_mistake_is_logged_and_counted_and_changes_nothing(
+    monkeypatch, serve_log
+):
     from serving import reloading
 
     counted: list[float] = []
@@ -50,7 +52,7 @@ def test_a_mistake_is_logged_and_counted_and_changes_nothing(monkeypatch, serve_
             raise ValueError("not so few")
 
     for user_config in ({"policy": 3}, {"replicas": {"max_queued_requests": 1}}, {}):
-        asyncio.run(reloading.take_over(user_config, take))
+        await reloading.take_over(user_config, take)
     assert taken == [1, None]
     assert counted == [1, 1]
     assert "not so few" in serve_log.text

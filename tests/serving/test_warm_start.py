@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from serving.engine_args import planner_key_of
-from serving.settings.model import parse_settings
-from tests.serving.test_settings import minimal, written
+from tests.serving.test_settings import deployment_of
+
+pytestmark = pytest.mark.anyio
 
 STATE = {"cost": 1}
 REFUSED = {"cost": -1}
@@ -52,7 +53,7 @@ class FakePeers:
         (0, None, "no_peer"),
     ],
 )
-def test_without_a_fitting_state_the_replica_starts_on_its_own(
+async def test_without_a_fitting_state_the_replica_starts_on_its_own(
     num_running, answer, outcome
 ):
     from serving.replica.warm_start import WarmStart
@@ -65,11 +66,11 @@ def test_without_a_fitting_state_the_replica_starts_on_its_own(
         taken.append(state)
 
     start = WarmStart(FakePeers(answer, num_running), import_state, timeout_s=0.1)
-    assert asyncio.run(start.begin("ours")) == outcome
+    assert await start.begin("ours") == outcome
     assert taken == [STATE] * (outcome == "warm")
 
 
-def test_a_policy_that_changes_right_after_the_start_is_taken_over_warm():
+async def test_a_policy_that_changes_right_after_the_start_is_taken_over_warm():
     from serving.replica.warm_start import WarmStart
 
     taken: list[dict[str, Any]] = []
@@ -81,18 +82,17 @@ def test_a_policy_that_changes_right_after_the_start_is_taken_over_warm():
         warm = WarmStart(FakePeers((peers_key, STATE), 1), import_state, timeout_s=1.0)
         return [await warm.begin("a"), *[await warm.go_on(key) for key in changes]]
 
-    assert asyncio.run(start("a to b", "a to b")) == ["other_policy", "warm"]
+    assert await start("a to b", "a to b") == ["other_policy", "warm"]
     # Once, for what it has learnt since then is its own.
-    assert asyncio.run(start("a to b", "a to c", "a to b")) == [
-        *("other_policy", None, None)
-    ]
-    assert asyncio.run(start("a", "a to b", "a")) == ["warm", None, None]
+    later = await start("a to b", "a to c", "a to b")
+    assert later == ["other_policy", None, None]
+    assert await start("a", "a to b", "a") == ["warm", None, None]
     assert taken == 2 * [STATE]
 
 
 def test_replicas_share_only_what_was_learnt_about_the_same_work():
     def key(settings: str) -> str:
-        return planner_key_of(parse_settings(minimal(), overrides=written(settings)))
+        return planner_key_of(deployment_of(settings))
 
     assert key("") == key("replicas.max=3")
     others = (
