@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(options: argparse.Namespace, folder: ResultFolder) -> bool:
     find_pair_on_cpu(options)
     if options.untrained:
-        options.draft = write_untrained(options.draft, REPO / ".cache" / "untrained")
+        options.draft = write_untrained(options.draft, REPO / ".cache")
     requests = RequestMaker.load(options.target, options.seed, options.max_tokens)
     return Bench(options, folder, requests).measure(options.minutes)
 

@@ -19,6 +19,7 @@ from loadtest.engine.pool import EngineProcess, start_engines
 from loadtest.engine.workloads import RequestMaker
 from loadtest.environment import describe_piece
 from loadtest.experiment import Experiment, Turn, shuffle
+from loadtest.model_files import digest_model
 from loadtest.result_folder import ResultFolder
 
 from .engine import AUDITED, HELD, POLICY, AlternatingEngine
@@ -164,8 +165,9 @@ class Bench(Experiment[Arm, Cell, Engines]):
         return deploy(self._target, options.draft, audited, engine)
 
 
-def write_untrained(draft: Path, folder: Path) -> Path:
-    """Write a drafter like another one, whose weights nobody has trained."""
+def write_untrained(draft: Path, cache: Path) -> Path:
+    """Write a drafter like another one, whose weights nobody has trained; once."""
+    folder = cache / f"untrained-{digest_model(draft)}"
     if folder.exists():
         return folder
     # Take seconds, which only who asks for it shall wait for.

@@ -46,9 +46,6 @@ _STALENESS_S = 0.02
 
 class _Folder(ResultFolder):
     records_file = "runs.jsonl"
-    output_files = ()
-    folders = ()
-    error = ValueError
 
 
 _GUESS = (10.0, 1.0, 0.2, 2.0, 0.2, 5.0, 0.2)

@@ -64,3 +64,11 @@ def test_acceptance_is_predicted_as_by_the_calibration():
     expected = calibration.predict(confidence, req_ids)
     np.testing.assert_allclose(predicted.numpy(), expected, rtol=2e-4, atol=1e-6)
     assert ((predicted > 0) & (predicted < 1)).all()
+
+
+def test_a_position_never_depends_on_later_ones_of_its_request():
+    """An unstable top-k lets a tie behind a position decide about it."""
+    lengths, budget = torch.tensor([2, 1]), 1
+    for later in (0.0, 0.5, 1.0):
+        confidence = torch.tensor([[0.5, later], [0.5, 0.0]])
+        assert select_drafts(confidence, lengths, budget).tolist() == [1, 0]

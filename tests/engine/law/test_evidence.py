@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tests.engine.law.cases import Case, combine_all, pair_up
-from tests.engine.law.evidence import Evidence, bet, is_alarming
+from tests.engine.law.evidence import STAKES, Evidence, bet, is_alarming
 from tests.engine.law.judge import Verdict
 from tests.engine.law.laws import Sampling, shape_law, truncate
 from tests.engine.law.ledger import Ledger
+from tests.engine.law.recorder import Block
 from tests.engine.law.rounds import Control, Game
 
 VOCAB = 12
@@ -54,6 +55,20 @@ def test_no_bet_is_won_on_average():
         won = torch.from_numpy(judge_tokens(tokens, target, draft).log_e).exp()
         money = money + target[:, token, None, None] * won
     torch.testing.assert_close(money, torch.ones_like(money))
+
+
+def test_a_twentieth_is_noticed_and_chance_is_not():
+    target, draft = draw_laws(20_000, seed=1)
+    honest = judge_tokens(emit(target, seed=2), target, draft).collect()
+    draft, biased_law = draft.roll(1, dims=-1), target.clone()
+    biased_law[::2] = 0.95 * target[::2] + 0.05 * draft[::2]
+    biased = judge_tokens(emit(biased_law, seed=2), target, draft).collect()
+    assert honest.log_e_value < math.log(100)
+    assert not is_alarming(honest)
+    assert is_alarming(biased)
+    assert biased.num_verified == 10_000
+    # The gambler who bets on the very share that went wrong wins the most.
+    assert biased.log_e[0].argmax() == STAKES.index(0.05)
 
 
 @pytest.mark.parametrize("temperature", [0.9, 1.1])
@@ -134,6 +149,15 @@ def test_where_rounding_could_change_the_law_nothing_is_judged():
         (Sampling(top_p=0.7), [True, True]),
     ):
         assert truncate(scores, sampling)[1].tolist() == is_certain
+
+
+def test_a_block_is_judged_up_to_its_first_rejected_draft():
+    block = Block(start=1, drafts=[7, 8, 9], laws=torch.zeros(3, VOCAB))
+    assert block.count_reached([0, 7, 8, 9, 1]) == 3
+    assert block.count_reached([0, 7, 5, 9]) == 2
+    assert block.count_reached([0, 5]) == 1
+    # The output ended inside the block.
+    assert block.count_reached([0, 7]) == 1
 
 
 def test_any_two_values_meet_in_the_cases_of_ci():
