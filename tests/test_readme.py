@@ -79,7 +79,11 @@ def render_http_path():
     """Render what the front costs: ours over `vllm serve`, and CPU time by process."""
     names = ["tokens/s", "time to first token", "CPU time outside the engine"]
     lines = [["", "in flight", *names]]
-    for folder, model in (("http", "tiny pair"), ("http-slow", "SmolLM2")):
+    for folder, model in (
+        ("http", "tiny pair"),
+        ("http-float32", "tiny pair, float32"),
+        ("http-slow", "SmolLM2"),
+    ):
         results = json.loads((FRONT_RESULTS / folder / "results.json").read_text())
         ratios = {
             (one["arm"], one["against"], one["load"], one["metric"]): one
