@@ -14,6 +14,17 @@ def read_positive(text: str) -> int:
     return int(text)
 
 
+def read_minutes(text: str) -> float:
+    """Read a time limit."""
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not minutes > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+    return minutes
+
+
 def one(read: Callable[[str], T]) -> Callable[[str], T]:
     """Make a reader whose ValueErrors keep their words, which argparse would drop."""
 

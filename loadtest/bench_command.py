@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from .argument_types import read_minutes
 from .errors import LoadTestError
 from .result_folder import ResultFolder
 
@@ -45,7 +46,7 @@ def make_parser(
         )
     add(
         "--minutes",
-        type=float,
+        type=read_minutes,
         metavar="N",
         help="begin nothing new after this long; exits with 3 if work is left",
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import os
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -176,5 +177,6 @@ def write_untrained(draft: Path, cache: Path) -> Path:
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(draft))
-    model.to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+    model.to(torch.bfloat16).save_pretrained(unfinished)
+    return unfinished.rename(folder)

@@ -51,22 +51,16 @@ def with_fast_format(settings: Settings, tell: Callable[[Finding], None]) -> Set
     engine = settings.engine
     if engine.device != "cpu" or engine.dtype != "auto" or not lacks_bfloat16():
         return settings
-    models = _read_models(settings)
-    if models and models[0].dtype == "bfloat16" and _fits(settings, models):
-        message = (
-            "float32: this CPU has no instructions for bfloat16 (name one to keep)"
-        )
-        tell(Finding("note", "engine.dtype", message))
-        engine = engine.model_copy(update={"dtype": "float32"})
-        return settings.model_copy(update={"engine": engine})
-    return settings
-
-
-def _read_models(settings: Settings) -> list[ModelFiles]:
-    """Return the target and the draft, or nothing if one of them cannot be read."""
     names = settings.model.target, settings.model.draft
-    models = [read_model(name, "", []) for name in names if name is not None]
-    return [model for model in models if model is not None and None not in models]
+    read = [read_model(name, "", []) for name in names if name is not None]
+    models = [model for model in read if model is not None]
+    is_slow = len(models) == len(read) and models[0].dtype == "bfloat16"
+    if not (is_slow and _fits(settings, models)):
+        return settings
+    message = "float32: this CPU has no instructions for bfloat16; name that to keep it"
+    tell(Finding("note", "engine.dtype", message))
+    engine = engine.model_copy(update={"dtype": "float32"})
+    return settings.model_copy(update={"engine": engine})
 
 
 def _fits(settings: Settings, models: list[ModelFiles]) -> bool:
@@ -77,9 +71,5 @@ def _fits(settings: Settings, models: list[ModelFiles]) -> bool:
         return False
     cache = settings.engine.kv_cache_memory_bytes
     tokens = [model.kv_token_bytes for model in models]
-    if cache is None:
-        return True
-    if None in tokens:
-        return False
     needed = 2 * settings.engine.max_model_len * sum(filter(None, tokens))
-    return needed <= cache
+    return cache is None or (None not in tokens and needed <= cache)

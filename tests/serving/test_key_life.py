@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_a_key_is_made_used_limited_and_revoked_without_a_restart(fleet):
-    # A front that nobody has asked yet counts for nothing, and knows of no other.
+    # A front that nobody has asked yet counts for nothing, and knows of no other. Idle
+    # engines tell fronts of each other four times a second, and nobody else of it.
     for _ in range(2):
         assert {fleet.complete(max_tokens=1).status_code for _ in range(4)} == {200}
         time.sleep(1)
