@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from loadtest.argument_types import read_positive
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher, find_config
 from loadtest.compare.processes import HOST, VICTIMS
@@ -30,10 +31,7 @@ from .replays import find_logs, read_replays
 from .report import write_report
 from .streams import run_streams
 
-_FLEET = (
-    *("replicas.min=2", "replicas.max=2", "http.fronts.min=2", "http.fronts.max=2"),
-    "engine.dtype=float32",
-)
+_FLEET = ("http.fronts.min=2", "http.fronts.max=2", "engine.dtype=float32")
 _say = partial(print, flush=True)
 
 
@@ -41,10 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run it; the status is 1 if a stream failed or was wrong, or if it broke off."""
     options = _parse(arguments)
     folder = ResultFolder(options.output)
-    settings = [*_FLEET, *options.set]
+    num = options.replicas
+    settings = [*_FLEET, f"replicas.min={num}", f"replicas.max={num}", *options.set]
     logs = options.output / "logs"
     has_hosts = not {HOST, *CHANGES}.isdisjoint(options.kills)
-    hosts = Hosts(logs, options.config, settings) if has_hosts else None
+    hosts = Hosts(logs, options.config, settings, num) if has_hosts else None
     fleet = hosts or Launcher(logs, options.config, settings)
     try:
         if folder.read_json("results.json") is not None:
@@ -75,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.storm",
-        description="Starts a deployment of two fronts and two replicas, notes the "
+        description="Starts a deployment of two fronts and some replicas, notes the "
         "answers to a set of requests, then asks again and again while one process "
         "after another is killed, or the fleet is changed, and compares. In float32 "
         "and at temperature 0 every token has to be the same, and so must usage, "
@@ -86,6 +85,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, metavar="DIR", help="a new folder")
     add("--config", default="configs/tiny.yaml", help="deployment file")
     add("--policy", default="goodput:8", help="e.g. none, fixed:3, goodput:8")
+    add("--replicas", type=read_positive, default=2, metavar="N", help="default: 2")
     add("--set", action="append", default=[], help="e.g. http.fronts.max=3")
     add("--in-flight", type=int, default=32, help="streams at a time")
     add("--streams", type=int, default=1000, help="fewest in all")
@@ -96,7 +96,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         choices=[*VICTIMS, *CHANGES],
         help="default: engine, replica and front. The others take two hosts, which are "
         "made, as root: the death of one; a redeployment with another setting, a "
-        "drain of one of them, and one replica less and then two again",
+        "drain of one of them, and one replica less and then as many again",
     )
     parser.set_defaults(kills=[kind for kind in VICTIMS if kind != HOST])
     add("--each", type=int, default=14, help="kills of each kind")

@@ -40,7 +40,7 @@ class Changer:
         """Do one of `CHANGES`; what has gone is gone then, the rest may still come.
 
         A redeployment has a setting that takes new engines. A host is drained, goes
-        and comes back. A fleet loses one of its two replicas and gets it back.
+        and comes back. A fleet loses one of its replicas and gets it back.
 
         Raises:
             LoadTestError: It fails, or takes too long.
@@ -57,10 +57,11 @@ class Changer:
             )
             self.hosts.start_far()
         else:
-            self.hosts.num_engines = 1
+            fewer = self.hosts.num_engines - 1
+            self.hosts.num_engines = fewer
             self.hosts.deploy()
-            _wait_until(lambda: len(self._engines()) == 1, kind)
-            self.hosts.num_engines = 2
+            _wait_until(lambda: len(self._engines()) == fewer, kind)
+            self.hosts.num_engines = fewer + 1
             self.hosts.deploy()
 
     def _engines(self) -> list[object]:

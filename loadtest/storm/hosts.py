@@ -80,19 +80,20 @@ def _ip(words: str) -> None:
 
 @dataclass
 class Hosts:
-    """A head with the fronts and an engine, and a host with another engine.
+    """A head with the fronts and all engines but one, which another host has.
 
     Attributes:
         settings: `section.setting=value`, beside those of the file `config`.
-        changed: Likewise, since the start.
-        num_engines: That there are to be, as the chart says it to Serve.
+        num_engines: That there are to be, as the chart says it to Serve; hosts have
+            seats for as many as at the start.
+        changed: Settings likewise, since the start.
     """
 
     logs: Path
     config: str
     settings: Sequence[str]
+    num_engines: int
     changed: Sequence[str] = ()
-    num_engines: int = 2
     _far: ExitStack = field(default_factory=ExitStack)
     _num_starts: int = 0
     _gcs_port: int = field(default_factory=find_free_port)
@@ -110,14 +111,15 @@ class Hosts:
                 f"--head --port={self._gcs_port} --node-ip-address={_NEAR_IP} "
                 f"--dashboard-port={self._dashboard_port} "
                 f"--metrics-export-port={metrics} "
-                f"--ray-client-server-port={find_free_port()} --labels=at=head"
+                f"--ray-client-server-port={find_free_port()} --labels=at=head "
+                f"--num-cpus={self.num_engines - 1}"
             )
             self._start_node(nodes, "head", head)
             nodes.callback(self._far.close)
             self.start_far()
             self.deploy()
             endpoint = Endpoint(f"http://{_NEAR_IP}:{self._port}")
-            self._wait_until_ready(endpoint)
+            self._wait_until_ready(endpoint, self.num_engines)
             pages = (f"http://{_NEAR_IP}:{metrics}/metrics",)
             yield Deployment(endpoint, pages, _SETTLE_S, os.getpid())
 
@@ -141,7 +143,8 @@ class Hosts:
         """Start the other host, again if it was killed."""
         self._far.close()
         self._num_starts += 1
-        options = f"--address={_NEAR_IP}:{self._gcs_port} --node-ip-address={FAR_IP}"
+        options = f"--address={_NEAR_IP}:{self._gcs_port} --node-ip-address={FAR_IP} "
+        options += "--num-cpus=1"
         enter = ("nsenter", f"--net=/run/netns/{_NAMESPACE}")
         self._start_node(self._far, f"far-{self._num_starts}", options, *enter)
 
@@ -167,8 +170,7 @@ class Hosts:
         self, stack: ExitStack, name: str, options: str, *prefix: str
     ) -> None:
         agent = f"--dashboard-agent-listen-port={find_free_port()}"
-        # One engine each: no host takes both.
-        rest = f"--num-cpus=1 --object-store-memory={_OBJECT_STORE_BYTES} {agent}"
+        rest = f"--object-store-memory={_OBJECT_STORE_BYTES} {agent}"
         command = [
             *prefix,
             find_program("ray"),
@@ -196,6 +198,7 @@ class Hosts:
         policy = self._arm.policy.settings() | {"audit": 0}
         own = {f"policy.{name}": value for name, value in policy.items()}
         own |= {"config": str(find_config(self.config).resolve())}
+        # So that no host takes another's engine.
         own |= {"replicas.num_cpus": 1, "http.fronts.label_selector": {"at": "head"}}
         for setting in (*self.settings, *self.changed):
             name, _, value = setting.partition("=")
@@ -212,9 +215,9 @@ class Hosts:
         ]
         return dict(described)
 
-    def _wait_until_ready(self, endpoint: Endpoint) -> None:
+    def _wait_until_ready(self, endpoint: Endpoint, num: int) -> None:
         deadline_s = time.monotonic() + _TIMEOUT_S
-        while endpoint.why_silent() is not None or endpoint.count_replicas() != 2:
+        while endpoint.why_silent() is not None or endpoint.count_replicas() != num:
             if time.monotonic() > deadline_s:
                 page = f"{self._dashboard()}/api/serve/applications/"
                 answer = httpx.get(page, trust_env=False, timeout=60).text

@@ -29,7 +29,7 @@ FORGOTTEN_S = 60
 def test_streams_of_a_host_that_vanishes_go_on_on_the_other(tmp_path):
     settings = ("engine.dtype=float32", "engine.max_num_seqs=10")
     replicas = ("replicas.min=2", "replicas.max=2")
-    hosts = Hosts(tmp_path, str(DEMO_CONFIG), (*settings, *replicas))
+    hosts = Hosts(tmp_path, str(DEMO_CONFIG), (*settings, *replicas), 2)
     with hosts.run(parse_arm("goodput:4"), print) as deployment:
         port = urlsplit(deployment.endpoint.url).port
         check_streams(Server(None, port, 0), hosts)
