@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadtest.page import to_table
 
@@ -17,6 +16,7 @@ from .engine import Engine, load_engine
 from .front import SERVED, TOO_LATE, Front
 from .load import Load, draw_requests
 from .output import join_parts
+from .state import Ints
 
 _MODEL, _DRAFTS, _BATCH, _REPLICAS, _QUEUED = "h100-qwen3-1.7b", 3, 32, 4, 64
 _LOAD: Final = Load()
@@ -28,7 +28,7 @@ _SERVED: Final = ", requests served"
 _SEEDS, _REQUESTS, _REPLAYED = 3, 6000, 40
 
 
-def draw(parts: Sequence[tuple[float, int]], seed: int) -> tuple[Drawn, NDArray[Any]]:
+def draw(parts: Sequence[tuple[float, int]], seed: int) -> tuple[Drawn, Ints]:
     """Return the requests of several callers by arrival, and whose each is.
 
     Args:

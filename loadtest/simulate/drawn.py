@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .prefixes import BLOCK_TOKENS
+from .state import Floats, Ints
 
 KINDS = ("easy", "hard")
 """Rows of the acceptance table of an engine."""
 
 
-def _none() -> NDArray[np.int64]:
+def _none() -> Ints:
     return np.zeros(0, np.int64)
 
 
@@ -21,14 +21,14 @@ def _none() -> NDArray[np.int64]:
 class Drawn:
     """Requests of one seed, trace or run; all `[num_requests]`."""
 
-    arrival_s: NDArray[np.float64]  # rising
-    num_prompt_tokens: NDArray[np.int64]  # >= 1
-    num_output_tokens: NDArray[np.int64]  # >= 1
-    kind: NDArray[np.int64]  # index into `KINDS`
+    arrival_s: Floats  # rising
+    num_prompt_tokens: Ints  # >= 1
+    num_output_tokens: Ints  # >= 1
+    kind: Ints  # index into `KINDS`
     # `[num_named]`, blocks of prompts and replies, one request after another.
-    chain: NDArray[np.int64] = field(default_factory=_none)
+    chain: Ints = field(default_factory=_none)
     # `[num_requests + 1]`, where each request's begin; empty for none.
-    chain_first: NDArray[np.int64] = field(default_factory=_none)
+    chain_first: Ints = field(default_factory=_none)
     block_tokens: int = BLOCK_TOKENS  # of each block
 
     def first(self, count: int) -> Drawn:

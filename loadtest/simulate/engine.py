@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .drawn import KINDS
 from .load import Load
-from .state import ALL, Costs, Drafts
+from .state import ALL, Costs, Drafts, Floats
 
 MODELS = {
     path.stem: path for path in sorted(Path(__file__).parent.glob("models/*.json"))
@@ -30,7 +29,7 @@ class Engine:
     drafts: Drafts  # by kind of request
 
     @property
-    def tokens_per_step(self) -> NDArray[np.float64]:
+    def tokens_per_step(self) -> Floats:
         """Tokens a step of a request, if it verifies all, `[num_kinds]`."""
         drafts = self.drafts
         tokens = 1.0 + np.where(
@@ -93,11 +92,11 @@ def load_engine(
         chances = [float(data["acceptance"][kind]) for kind in KINDS]
         costs = Costs(
             **terms,
-            pad_multiple=int(limits.get("pad_multiple", 1)),
-            pad_limit=int(limits.get("pad_limit", 0)),
             num_drafts=num_drafts,
             max_num_seqs=max_num_seqs or int(limits["max_num_seqs"]),
             max_num_batched_tokens=int(limits["max_num_batched_tokens"]),
+            pad_multiple=int(limits.get("pad_multiple", 1)),
+            pad_limit=int(limits.get("pad_limit", 0)),
             draft_slots=min(num_drafts, 1),
             max_kv_tokens=int(limits.get("max_kv_tokens", 1 << 40)),
             rule=rule,
@@ -134,7 +133,7 @@ def load_engine(
     return Engine(path.stem, costs, drafts)
 
 
-def make_drafts(survival: NDArray[np.float64]) -> Drafts:
+def make_drafts(survival: Floats) -> Drafts:
     """Return drafts that are accepted by chance, `[num_kinds, num_drafts]`, alone."""
     num_kinds, num_drafts = survival.shape
     before = np.ones((num_kinds, num_drafts))

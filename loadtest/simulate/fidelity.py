@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
 from loadtest.client.records import read_records
@@ -28,7 +27,7 @@ from .drawn import KINDS, Drawn
 from .engine import Engine, make_drafts
 from .fleet import run_fleet
 from .output import join_parts, write_json
-from .state import Costs
+from .state import Costs, Floats
 
 TERMS = (
     *("base_ms", "request_ms", "token_ms", "draft_pass_ms", "draft_token_ms"),
@@ -55,8 +54,6 @@ _FIGURES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p
 _HELD = ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
 """What must agree; 99th percentiles are shown."""
 
-Array = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -67,9 +64,9 @@ class Recorded:
     num_replicas: int  # that served it
     num_drafts: int  # K
     drawn: Drawn  # what arrived; prompt tokens are those that no cache held
-    ttft_ms: Array
-    tpot_ms: Array  # NaN for replies of one token
-    finish_s: Array
+    ttft_ms: Floats
+    tpot_ms: Floats  # NaN for replies of one token
+    finish_s: Floats
     tokens_per_draft: float  # accepted on average, of K
 
 
@@ -123,8 +120,6 @@ def simulate(run: Recorded, terms: Sequence[float], chance: float) -> Recorded:
         **named,
         floor_ms=0.0,
         kv_token_ms=0.0,
-        pad_multiple=1,
-        pad_limit=0,
         num_drafts=run.num_drafts,
         max_num_seqs=_MAX_NUM_SEQS,
         max_num_batched_tokens=2048,
@@ -158,7 +153,7 @@ def fit(runs: Sequence[Recorded]) -> tuple[list[float], float]:
         positions = np.arange(1, drafting[0].num_drafts + 1)
         chance = float(optimize.brentq(lambda p: (p**positions).sum() - mean, 0.0, 1.0))
 
-    def error(logs: Array) -> float:
+    def error(logs: Floats) -> float:
         errors = [_errors(run, np.exp(logs), chance) for run in runs]
         return float(np.abs(np.concatenate(errors)).sum())
 
@@ -170,7 +165,7 @@ def fit(runs: Sequence[Recorded]) -> tuple[list[float], float]:
     return [float(term) for term in np.exp(found.x)], chance
 
 
-def _errors(run: Recorded, terms: Array, chance: float) -> Array:
+def _errors(run: Recorded, terms: Floats, chance: float) -> Floats:
     ours = simulate(run, [*terms], chance)
     ratios = [
         np.nanquantile(computed, _QUANTILES) / np.nanquantile(real, _QUANTILES)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
 from policies.decisions.routing import NUM_DRAWS, USUAL_BASE_SHARE
@@ -17,7 +16,7 @@ from . import kernel, routers
 from .drawn import Drawn
 from .engine import Engine
 from .prefixes import make_prefixes
-from .state import NO_REQUEST, Events, Fleet, Requests, Slots, Telemetry
+from .state import NO_REQUEST, Events, Fleet, Floats, Requests, Slots, Telemetry
 
 ROUTERS: Final = {
     "round-robin": routers.ROUND_ROBIN,
@@ -101,7 +100,6 @@ def make_fleet(engine: Engine, drawn: Drawn, num_replicas: int, seed: int) -> Fl
             *(drawn.arrival_s, drawn.num_prompt_tokens, drawn.num_output_tokens),
             kind=drawn.kind,
             replica=np.zeros(count, np.int64),
-            seen=np.zeros(count, np.int64),
             first_token_s=np.full(count, np.nan),
             finish_s=np.full(count, np.nan),
             num_finishes=np.zeros(count, np.int64),
@@ -153,12 +151,12 @@ def make_fleet(engine: Engine, drawn: Drawn, num_replicas: int, seed: int) -> Fl
         prefixes=make_prefixes(
             num_replicas, int(drawn.chain.max(initial=-1)) + 1, drawn.block_tokens
         ),
-        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas, 0, 0, 0]),
+        counts=np.array([0, 0, 0, 0, 0, 0, num_replicas, 0, 0, 0]),
         draw=np.array([seed], np.uint64),
     )
 
 
-def latencies(requests: Requests) -> tuple[NDArray[np.float64], ...]:
+def latencies(requests: Requests) -> tuple[Floats, ...]:
     """Return times to the first token and per token after it, ms, of those measured."""
     kept = slice(int(WARM_UP_SHARE * requests.arrival_s.size), None)
     first_s, num_tokens = requests.first_token_s[kept], requests.num_output_tokens[kept]

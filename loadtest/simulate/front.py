@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.decisions.deadlines import predict_finish
 from policies.decisions.fairness import FairQueue, Turn, request_cost_ms
@@ -25,6 +24,7 @@ from .drawn import Drawn
 from .engine import Engine
 from .fleet import ROUTERS, make_fleet
 from .routers import SPARE_SHARE, find_costs
+from .state import Floats, Ints
 
 MAX_WAIT_S: Final = 30.0
 """As `serving.front.lease_queue`."""
@@ -36,9 +36,9 @@ SERVED, NO_PLACE, TOO_LATE, EXPIRED = range(4)
 class Served(NamedTuple):
     """What a front's requests met; all `[num_requests]`."""
 
-    outcome: NDArray[np.int64]  # `SERVED`, `NO_PLACE`, `TOO_LATE` or `EXPIRED`
-    ttft_ms: NDArray[np.float64]  # from arrival at the front; NaN if not served
-    finish_ms: NDArray[np.float64]  # to the last token, likewise
+    outcome: Ints  # `SERVED`, `NO_PLACE`, `TOO_LATE` or `EXPIRED`
+    ttft_ms: Floats  # from arrival at the front; NaN if not served
+    finish_ms: Floats  # to the last token, likewise
 
 
 class Front:
@@ -49,7 +49,7 @@ class Front:
         engine: Engine,
         drawn: Drawn,
         callers: Mapping[str, float],
-        caller_of: NDArray[np.int64],
+        caller_of: Ints,
         num_replicas: int,
         *,
         max_queued: int,

@@ -8,7 +8,6 @@ logarithm of the replicas.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.compiled import compiled
 from policies.estimators.request_cost import follow_tokens
@@ -29,13 +28,13 @@ from .state import (
     STEPS,
     WAITS,
     Fleet,
+    Floats,
+    Ints,
 )
 
 
 @compiled
-def _sift_down(
-    heap_s: NDArray[np.float64], heap_replica: NDArray[np.int64], size: int
-) -> None:
+def _sift_down(heap_s: Floats, heap_replica: Ints, size: int) -> None:
     """Let the top of the heap sink to its place."""
     end_s, replica, place = heap_s[0], heap_replica[0], 0
     while True:

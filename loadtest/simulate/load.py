@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .drawn import Drawn
 from .readers import number
 from .sessions import Sessions, lay_out
+from .state import Floats, Ints
 from .traces import read_trace
 
 SHIFT_AT = 0.5
@@ -33,7 +33,7 @@ class Arrivals:
 
     def draw(
         self, num_requests: int, rate_per_s: float, rng: np.random.Generator
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         """Draw when requests arrive, s, `[num_requests]`, rising.
 
         Renewal times of unit rate are mapped through the inverse of the rate's
@@ -79,7 +79,7 @@ class Lengths:
     mean: float  # tokens, >= 1
     cv: float  # coefficient of variation; 0 gives all the same length
 
-    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
         """Draw lengths, `[count]`, >= 1; rounded, which keeps the mean."""
         variance = np.log1p(self.cv**2)
         drawn = rng.lognormal(

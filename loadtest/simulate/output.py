@@ -71,12 +71,8 @@ def _table(rows: Mapping[str, Mapping[str, Interval]]) -> list[str]:
 def _format(one: Interval | None) -> str:
     if one is None:
         return "-"
-    value = f"{one['value']:.4g}"
-    return (
-        value
-        if one["low"] is None
-        else f"{value} ({one['low']:.4g}, {one['high']:.4g})"
-    )
+    ends = "" if one["low"] is None else f" ({one['low']:.4g}, {one['high']:.4g})"
+    return f"{one['value']:.4g}{ends}"
 
 
 def find_utilisation(plan: Plan) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.decisions.batching import EngineLoad
 from policies.goodput import GoodputPlanner
@@ -24,12 +23,12 @@ from policies.types import (
 
 from .engine import Engine
 from .selection import drafter_ms, target_ms
-from .state import Fleet
+from .state import Fleet, Ints
 
 _BLOCK_TOKENS = 16
 """Of a KV block, as on GPUs."""
 
-_Asked = tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64]]
+_Asked = tuple[tuple[int, ...], Ints, Ints]
 """Requests that decoded, drafts verified of each, tokens each had still to emit."""
 
 
@@ -128,7 +127,7 @@ class _Pilot:
         )
         fleet.max_running[replica] = plan.max_running
 
-    def _draft(self, ids: tuple[int, ...], blocks: NDArray[np.int64]) -> int:
+    def _draft(self, ids: tuple[int, ...], blocks: Ints) -> int:
         """Return after how many passes the drafts of a step end."""
         stop = self._planner.early_exit(ids) if self._depth > 1 else None
         if stop is None:

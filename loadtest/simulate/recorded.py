@@ -19,13 +19,11 @@ from policies.estimators.calibration import ConfidenceCalibration
 from policies.estimators.logit import to_log_odds, to_probability
 from policies.estimators.request_effects import PRIOR_TOKENS
 
-from .state import Drafts
+from .state import Drafts, Floats, Ints
 
 _PULL = 4.0
 """Of every shared coefficient towards its start, about 16 coin flips: for positions
 that were hardly ever reached, and where everything was accepted."""
-
-Array = NDArray[np.float64]
 
 
 def read_drafts(path: Path, *, knows_outcomes: bool = False) -> Drafts:
@@ -89,11 +87,11 @@ def split_by_ease(found: Iterable[Drafts]) -> Drafts:
 
 
 def calibrate(
-    confidence: Array,
-    num_offered: NDArray[np.int64],
-    num_accepted: NDArray[np.int64],
+    confidence: Floats,
+    num_offered: Ints,
+    num_accepted: Ints,
     request: NDArray[np.integer],
-) -> Array:
+) -> Floats:
     """Fit `ConfidenceCalibration`'s model to all outcomes at once; none is forgotten.
 
         log-odds(accept at j of request i)
@@ -114,7 +112,7 @@ def calibrate(
     observed, accepted = split_observed(num_offered, num_accepted, depth)
     feature = to_log_odds(confidence)
 
-    def predict(found: Array) -> Array:
+    def predict(found: Floats) -> Floats:
         deviation, effect = np.split(found[2:], [depth])
         shared = found[0] + deviation + found[1] * feature
         return np.asarray(shared + effect[owner][:, None])
@@ -125,7 +123,7 @@ def calibrate(
     pull = np.full(start.size, PRIOR_TOKENS / 4)
     pull[: 2 + depth] = _PULL
 
-    def loss(found: Array) -> tuple[float, Array]:
+    def loss(found: Floats) -> tuple[float, Floats]:
         log_odds = predict(found)
         surprise = np.logaddexp(0.0, log_odds) - accepted * log_odds
         wrong = np.where(observed, to_probability(log_odds) - accepted, 0.0)

@@ -25,7 +25,7 @@ from policies.decisions.routing import (
 from policies.estimators.reply_length import follow_length
 
 from .prefixes import HOLDER_TOKENS, LOOKED_AT, Prefixes, count_known, keep
-from .state import BEGUN, CAME, HAPPENED, OPEN, TOLD, TURN, Fleet, Requests
+from .state import BEGUN, CAME, HAPPENED, OPEN, TOLD, Fleet, Floats, Ints, Requests
 
 ROUND_ROBIN, LEAST_REQUESTS, POWER_OF_TWO, LEAST_SENT, TWO_SENT, OURS, PREFIX = range(7)
 
@@ -121,7 +121,7 @@ def find_costs(fleet: Fleet, replica: int) -> tuple[float, float, float]:
 
 
 @compiled
-def _describe(fleet: Fleet, replica: int, load: NDArray[np.float64]) -> None:
+def _describe(fleet: Fleet, replica: int, load: Floats) -> None:
     """Fill in what a request would meet, `[NUM_COLUMNS]`, as a front reckons."""
     known = fleet.telemetry
     base_ms, request_ms, prompt_token_ms = find_costs(fleet, replica)
@@ -135,7 +135,7 @@ def _describe(fleet: Fleet, replica: int, load: NDArray[np.float64]) -> None:
 
 @compiled
 def find_holder(
-    prefixes: Prefixes, chain: NDArray[np.int64], num_prompt_tokens: int
+    prefixes: Prefixes, chain: Ints, num_prompt_tokens: int
 ) -> tuple[int, int]:
     """Return who holds the longest beginning of a prompt, -1 for nobody; its tokens.
 
@@ -151,7 +151,7 @@ def find_holder(
 
 @compiled
 def note_holder(
-    prefixes: Prefixes, chain: NDArray[np.int64], num_prompt_tokens: int, replica: int
+    prefixes: Prefixes, chain: Ints, num_prompt_tokens: int, replica: int
 ) -> None:
     """Remember that a replica computes this prompt, as `PrefixHolders` does."""
     looked_at = chain[: min(num_prompt_tokens, LOOKED_AT) // prefixes.block_tokens]
@@ -190,7 +190,7 @@ def choose_ours(
 
 
 @compiled
-def _find_least(there: NDArray[np.int64], count: int, start: int) -> int:
+def _find_least(there: Ints, count: int, start: int) -> int:
     """Look at all, from a random one on: the first of equals would get everything."""
     best = start + int(np.argmin(there[start:count]))
     if start > 0:
@@ -201,7 +201,7 @@ def _find_least(there: NDArray[np.int64], count: int, start: int) -> int:
 
 
 @compiled
-def chain_of(requests: Requests, request: int) -> NDArray[np.int64]:
+def chain_of(requests: Requests, request: int) -> Ints:
     """Return the blocks of a request's prompt and reply, none without names."""
     first = requests.chain_first[request : request + 2]
     return requests.chain[first[0] : first[1]]
@@ -216,10 +216,9 @@ def route(fleet: Fleet, request: int, age_s: float, router: int) -> int:
     num_tokens = requests.num_prompt_tokens[request]
     chain = chain_of(requests, request)
     holder, num_cached = find_holder(fleet.prefixes, chain, num_tokens)
-    replica = _choose(fleet, router, age_s, num_tokens, holder, num_cached)
+    replica = _choose(fleet, router, age_s, request, holder, num_cached)
     note_holder(fleet.prefixes, chain, num_tokens, replica)
     requests.replica[request] = replica
-    requests.seen[request] = known.num_there[replica]
     known.num_sent[replica] += 1
     known.num_prompt_tokens[replica] += num_tokens
     _look_for_seats(fleet, replica)
@@ -229,18 +228,12 @@ def route(fleet: Fleet, request: int, age_s: float, router: int) -> int:
 
 @compiled
 def _choose(
-    fleet: Fleet,
-    router: int,
-    age_s: float,
-    num_prompt_tokens: int,
-    holder: int,
-    num_cached: int,
+    fleet: Fleet, router: int, age_s: float, request: int, holder: int, num_cached: int
 ) -> int:
     known, count = fleet.telemetry, int(fleet.counts[OPEN])
+    num_prompt_tokens = fleet.requests.num_prompt_tokens[request]
     if router == ROUND_ROBIN:
-        turn = int(fleet.counts[TURN]) % count
-        fleet.counts[TURN] = (turn + 1) % count
-        return turn
+        return request % count
     if router == OURS and age_s <= MAX_STATE_AGE_S:
         for place in range(NUM_DRAWS):
             known.draws[place] = draw(fleet.draw)
@@ -249,7 +242,7 @@ def _choose(
             return best
     if router == PREFIX and num_cached >= _LEAST_MATCH * num_prompt_tokens:
         sent = known.num_sent[:count]
-        if holder >= 0 and sent.max() - sent.min() <= _MOST_UNEQUAL:
+        if sent.max() - sent.min() <= _MOST_UNEQUAL:
             return holder
     for place in range(NUM_SAMPLED):
         known.draws[place] = draw(fleet.draw)

@@ -8,7 +8,6 @@ calls. Chances and costs are known without error, and nothing is explored.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.compiled import compiled
 from policies.decisions.budget import find_budget
@@ -18,7 +17,7 @@ from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
 from policies.decisions.select import admit_from, gather_scores
 from policies.depth_control import KEEP_DEPTH_GAIN
 
-from .state import ALL, FORESEEN, Costs, Fleet
+from .state import ALL, FORESEEN, Costs, Fleet, Floats, Ints
 
 PLAN_EVERY = 20
 """Steps between two choices of the depth. Engines take 8, and plan anew at another
@@ -102,13 +101,13 @@ def select(fleet: Fleet, replica: int) -> None:
 
 @compiled
 def _admit(
-    survival: NDArray[np.float64],
-    offered: NDArray[np.int64],
+    survival: Floats,
+    offered: Ints,
     depth: int,
     costs: Costs,
     num_others: int,
     price: float,
-) -> tuple[NDArray[np.int64], float]:
+) -> tuple[Ints, float]:
     """Return what is verified of drafts that deep, and tokens less time at a price."""
     lengths = np.minimum(offered, depth)
     scores = survival.copy()
@@ -124,11 +123,7 @@ def _admit(
 
 @compiled
 def _draft(
-    fleet: Fleet,
-    replica: int,
-    survival: NDArray[np.float64],
-    offered: NDArray[np.int64],
-    num_others: int,
+    fleet: Fleet, replica: int, survival: Floats, offered: Ints, num_others: int
 ) -> int:
     """Return after how many passes a draft ends, as `early_exit` ends it."""
     if fleet.plan[replica, 0] == 0.0:

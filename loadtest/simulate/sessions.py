@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .drawn import Drawn
 from .prefixes import BLOCK_TOKENS
 from .readers import number
+from .state import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ def parse_sessions(text: str) -> Sessions:
 
 def lay_out(
     sessions: Sessions,
-    begin_s: NDArray[np.float64],
-    kind: NDArray[np.int64],
-    num_turns: NDArray[np.int64],
-    num_added: NDArray[np.int64],
-    num_output: NDArray[np.int64],
+    begin_s: Floats,
+    kind: Ints,
+    num_turns: Ints,
+    num_added: Ints,
+    num_output: Ints,
     rng: np.random.Generator,
 ) -> Drawn:
     """Return the turns of sessions that come from time 0 on.

@@ -32,6 +32,7 @@ from .output import FOLDER, join_parts, write_json
 from .planned import make_planners
 from .recorded import read_folder
 from .state import ASKED, STEPS, WORTH
+from .storm import render_storm, run_storm
 from .traces import write_azure
 
 _REQUESTS: Final = {
@@ -290,6 +291,7 @@ SHOWN: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], str]]]] = {
     "shortcut": (run_shortcut, render_shortcut),
     "growth": (run_growth, render_growth),
     "crowd": (run_crowd, render_crowd),
+    "storm": (run_storm, render_storm),
 }
 """By name: what runs it, and what renders it."""
 

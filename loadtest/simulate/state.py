@@ -37,11 +37,11 @@ class Costs(NamedTuple):
     kv_token_ms: float  # of each token that is attended to
     draft_pass_ms: float  # of each of the drafter's passes
     draft_token_ms: float  # of each request in it
-    pad_multiple: int  # of tokens, to which CUDA graphs pad them; 1 for no padding
-    pad_limit: int  # beyond it nothing is padded
     num_drafts: int  # of a request in a step, at most
     max_num_seqs: int  # requests in a step at most
     max_num_batched_tokens: int  # in a step at most; prompts come in chunks
+    pad_multiple: int = 1  # of tokens, to which CUDA graphs pad them
+    pad_limit: int = 0  # beyond it nothing is padded
     # Of these tokens that each request in a step takes besides its own, for its
     # drafter's input: vLLM keeps one for a draft model's.
     draft_slots: int = 0
@@ -109,7 +109,6 @@ class Requests(NamedTuple):
     num_output_tokens: Ints
     kind: Ints
     replica: Ints  # where it went
-    seen: Ints  # requests that the router believed to be there
     first_token_s: Floats  # NaN until then
     finish_s: Floats  # likewise
     num_finishes: Ints
@@ -162,13 +161,13 @@ class Fleet(NamedTuple):
     events: Events  # what happened
     telemetry: Telemetry  # what the router knows of it
     prefixes: Prefixes  # what replicas have of earlier requests, and who had which
-    counts: Ints  # `[11]`, by the names below
+    counts: Ints  # `[10]`, by the names below
     draw: NDArray[np.uint64]  # `[1]`, random state of the router
 
 
-ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, TURN, OPEN = range(8)
-WAITS, JOINED, PREEMPTED = range(8, 11)
+ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, OPEN = range(7)
+WAITS, JOINED, PREEMPTED = range(7, 10)
 """Places in `Fleet.counts`: next arrival, heap size, events so far, events told, steps
-done, request-steps done, next of round robin, replicas that take requests: the first
-ones; whether the replica on top of the heap waits for its drafts; requests that have
-joined a batch, and that lost their place."""
+done, request-steps done, replicas that take requests: the first ones; whether the
+replica on top of the heap waits for its drafts; requests that have joined a batch, and
+that lost their place."""

@@ -1,13 +1,11 @@
 """Re-prefill storms: a replica dies, and the others go on with its streams.
 
-`python -m loadtest.simulate.storm` writes the committed results. A front queues, paces
-and chooses by the classes of `policies.decisions`, and hears of every step at the next
-tick; replicas are the simulator's.
+A front queues, paces and chooses by `policies.decisions`, and hears of every step at
+the next tick; replicas are the simulator's.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -17,22 +15,15 @@ import numpy as np
 from loadtest.page import to_table
 from policies.decisions.fairness import FairQueue, Turn
 from policies.decisions.refill import Refills
-from policies.decisions.routing import (
-    NUM_SAMPLED,
-    Candidate,
-    CommonShape,
-    ReplicaLoad,
-    choose_replica,
-    fewer_of_two,
-)
+from policies.decisions.routing import NUM_DRAWS, NUM_SAMPLED, fewer_of_two
 
 from . import kernel, state
 from .compare import expect, make_ticker
 from .engine import Engine, load_engine
 from .fleet import ROUTERS, make_fleet
 from .load import Lengths, Load, draw_requests
-from .output import FOLDER, write_json
-from .routers import find_costs
+from .output import join_parts
+from .routers import choose_ours
 
 ARMS: Final = ("nobody dies", "paced", "by seats", "at once")
 """Replays go as far as there is KV room, as fronts do; as any request does, where there
@@ -95,8 +86,8 @@ class Storm:
             arm: One of `ARMS`.
             seed: Of requests, choices and acceptance.
         """
-        self._arm, self._costs = arm, engine.costs
-        self._seats = self._costs.max_num_seqs * 9 // 8
+        self._arm, self._room = arm, engine.costs.max_kv_tokens
+        self._seats = engine.costs.max_num_seqs * 9 // 8
         rate_per_s = _RATE_PER_S * num_replicas
         count = int(rate_per_s * (_END_S + 2.0))
         drawn = draw_requests(_LOAD, count, rate_per_s, seed)
@@ -105,11 +96,9 @@ class Storm:
         # The front says what goes where.
         self._fleet.counts[state.ARRIVED] = count
         self._queue: FairQueue[int] = FairQueue(30.0)
-        self._refills, self._shape = Refills(), CommonShape()
-        # Requests that the front believes at each replica, and prompt tokens to come.
-        self._there = np.zeros(num_replicas, np.int64)
-        self._num_prompt_tokens = np.zeros(num_replicas, np.int64)
-        self._alive = list(range(num_replicas))
+        self._refills, self._num_alive = Refills(), num_replicas
+        self._known = self._fleet.telemetry
+        self._known.learnt[1] = _LOAD.output.mean
         self._draw = np.random.default_rng(seed).random
         self._unbegun: dict[int, tuple[int, int]] = {}
         self._lost = np.zeros(count, np.bool_)
@@ -124,7 +113,7 @@ class Storm:
             if now_s - _TICK_S < _DEATH_S <= now_s:
                 before = int(self._fleet.counts[state.PREEMPTED])
                 if self._arm != ARMS[0]:
-                    self._kill(self._alive[-1], now_s)
+                    self._kill_last(now_s)
             while (
                 arrived < requests.arrival_s.size
                 and requests.arrival_s[arrived] <= now_s
@@ -141,14 +130,13 @@ class Storm:
 
     def _listen(self) -> None:
         """Take note of what replicas have, and of who has begun."""
-        fleet, requests = self._fleet, self._requests
-        fleet.telemetry.num_running[:] = fleet.num_running
-        fleet.telemetry.num_kv_tokens[:] = fleet.num_kv_tokens
-        for number in self._alive:
-            waiting = fleet.first_waiting[number]
-            self._there[number] = fleet.num_running[number]
+        fleet, requests, known = self._fleet, self._requests, self._known
+        known.tokens_per_step[:] = fleet.tokens_per_step
+        known.num_running[:] = known.num_sent[:] = fleet.num_running
+        known.num_kv_tokens[:] = fleet.num_kv_tokens
+        for number, waiting in enumerate(fleet.first_waiting):
             while waiting != state.NO_REQUEST:
-                self._there[number] += 1
+                known.num_sent[number] += 1
                 waiting = fleet.next_waiting[waiting]
         for request, (number, num_tokens) in list(self._unbegun.items()):
             times = (
@@ -159,25 +147,25 @@ class Storm:
 
     def _begin(self, request: int, number: int, num_tokens: int) -> None:
         del self._unbegun[request]
-        self._num_prompt_tokens[number] -= num_tokens
+        self._known.num_prompt_tokens[number] -= num_tokens
         self._refills.note_begun(request)
 
     def _open(self, now_s: float) -> None:
         """Lease what may be leased now."""
-        free_seats = int(np.maximum(0, self._seats - self._there[self._alive]).sum())
+        free_seats = np.maximum(0, self._seats - self._known.num_sent)
+        most = min(int(free_seats[: self._num_alive].sum()), _UNSETTLED)
         num_opened = 0
         while self._queue:
             request = self._queue.peek(now_s)
             emitted = int(self._requests.num_emitted[request])
             num_tokens = int(self._requests.num_prompt_tokens[request]) + emitted
             if not (emitted and self._arm == "at once"):
-                if num_opened >= min(free_seats, _UNSETTLED):
+                if num_opened >= most:
                     return
-                free = sum(map(self._free, self._alive))
                 if (
                     emitted
                     and self._arm == "paced"
-                    and not self._refills.have_room(num_tokens, free)
+                    and not self._refills.have_room(num_tokens, int(self._free().sum()))
                 ):
                     return
                 num_opened += 1
@@ -186,51 +174,32 @@ class Storm:
                 self._refills.note_opened(request, num_tokens)
             self._place(request, num_tokens, now_s)
 
-    def _free(self, number: int) -> int:
-        return max(0, self._costs.max_kv_tokens - int(self._fleet.num_kv_held[number]))
+    def _free(self) -> state.Ints:
+        """Return the KV room of each replica that is alive, tokens."""
+        held = self._fleet.num_kv_held[: self._num_alive]
+        return np.maximum(0, self._room - held)
 
     def _place(self, request: int, num_tokens: int, now_s: float) -> None:
-        """Choose a replica as a front does."""
-        choice = choose_replica(
-            *(len(self._alive), lambda place: self._describe(place, num_tokens)),
-            self._draw,
-            num_prompt_tokens=num_tokens,
-            num_reply_tokens=400.0,
-        )
-        if choice is None:
-            counts = self._there[self._alive]
-            place = fewer_of_two(counts, counts.size, self._draw(NUM_SAMPLED))
-        else:
-            place = choice.replica
-        number = self._alive[place]
-        self._there[number] += 1
-        self._num_prompt_tokens[number] += num_tokens
+        """Choose a replica as a front does: where there are a seat and KV room."""
+        known, count = self._known, self._num_alive
+        there = known.num_sent[:count]
+        has_room = (there == 0) | (num_tokens <= self._free())
+        known.can_take[:count] = has_room & (there < self._seats)
+        known.draws[:] = self._draw(NUM_DRAWS)
+        number = choose_ours(self._fleet, num_tokens)
+        if number < 0:
+            number = int(fewer_of_two(known.num_sent, count, self._draw(NUM_SAMPLED)))
+        known.num_sent[number] += 1
+        known.num_prompt_tokens[number] += num_tokens
         self._unbegun[request] = number, num_tokens
         self._requests.replica[request] = number
         kernel.enqueue(self._fleet, now_s, number, request)
 
-    def _describe(self, place: int, num_tokens: int) -> Candidate | None:
-        number = self._alive[place]
-        there = int(self._there[number])
-        has_room = there == 0 or num_tokens <= self._free(number)
-        if not has_room or there >= self._seats:
-            return None
-        base_ms, request_ms, prompt_ms = find_costs(self._fleet, number)
-        self._shape.learn(base_ms, request_ms)
-        running = int(self._fleet.num_running[number])
-        return Candidate(
-            ReplicaLoad(
-                *self._shape.fit(base_ms, request_ms, running),
-                *(prompt_ms, float(self._fleet.tokens_per_step[number])),
-                *(there, int(self._num_prompt_tokens[number])),
-            )
-        )
-
-    def _kill(self, number: int, now_s: float) -> None:
+    def _kill_last(self, now_s: float) -> None:
         """Let a replica die; whatever it had goes to the head of the queue."""
-        fleet = self._fleet
-        self._alive.remove(number)
-        lost = []
+        fleet, lost = self._fleet, []
+        self._num_alive -= 1
+        fleet.counts[state.OPEN] = number = self._num_alive
         while fleet.num_running[number]:
             lost.append(kernel.vacate(fleet, number, 0))
         while (waiting := int(fleet.first_waiting[number])) != state.NO_REQUEST:
@@ -275,7 +244,7 @@ class Storm:
         return {name: float(value) for name, value in found.items()}
 
 
-def run_all() -> list[dict[str, Any]]:
+def run_storm() -> list[dict[str, Any]]:
     """Run every arm at every share of KV room that is taken before the death."""
     progress, cells = expect(dict.fromkeys(ARMS, len(_CELLS) * _SEEDS)), []
     for num_replicas, fill in _CELLS:
@@ -294,7 +263,7 @@ def run_all() -> list[dict[str, Any]]:
     return cells
 
 
-def render(cells: Sequence[Mapping[str, Any]]) -> str:
+def render_storm(cells: Sequence[Mapping[str, Any]]) -> str:
     """Return means over seeds as a table."""
     lines = [["replicas", "KV taken", "replays", *_COLUMNS.values()]]
     for cell in cells:
@@ -306,16 +275,4 @@ def render(cells: Sequence[Mapping[str, Any]]) -> str:
             is_never = name == "normal_s" and max(values) >= _END_S - _DEATH_S
             row.append("never" if is_never else mean)
         lines.append(row)
-    return to_table(lines) + "\n"
-
-
-def main() -> int:
-    """Run all, write JSON and print the table."""
-    cells = run_all()
-    write_json(FOLDER / "storm.json", cells)
-    sys.stdout.write("\n" + render(cells))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return join_parts(to_table(lines))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cache
 from itertools import chain
 from operator import itemgetter
@@ -67,19 +67,15 @@ def write_azure(path: Path, num_requests: int) -> None:
     counts = rng.multinomial(num_requests, np.exp(logs) / np.exp(logs).sum())
     spans = np.repeat(np.arange(len(logs)), counts)
     arrival_s = np.sort(10.0 * (spans + rng.random(num_requests)))
-    tokens = [
+    prompt, reply = (
         np.maximum(1, rng.lognormal(np.log(mean) - 0.35, 0.83, num_requests))
         for mean in (1150, 210)
-    ]
-    begin = datetime(2026, 1, 1, tzinfo=UTC)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
-        for when_s, prompt, reply in zip(arrival_s, *tokens, strict=True):
-            when = (begin + timedelta(seconds=float(when_s))).replace(tzinfo=None)
-            rows.writerow(
-                (when.isoformat(" ", "microseconds"), int(prompt), int(reply))
-            )
+    )
+    when = np.datetime64("2026-01-01") + np.rint(1e6 * arrival_s).astype("m8[us]")
+    rows = zip(when, prompt.astype(int), reply.astype(int), strict=True)
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [",".join(map(str, row)) for row in rows]
+    path.write_text("\n".join(lines), "utf-8")
 
 
 @cache

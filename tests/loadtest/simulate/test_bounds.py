@@ -14,7 +14,7 @@ from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import make_fleet, run_fleet
 from loadtest.simulate.planned import make_planners
-from loadtest.simulate.recorded import Array, calibrate, split_by_ease
+from loadtest.simulate.recorded import calibrate, split_by_ease
 from loadtest.simulate.selection import PLAN_EVERY, drafter_ms, select, target_ms
 from loadtest.simulate.show import BOUNDS, FOLDER
 from policies.decisions.budget import find_budget, survival_threshold
@@ -146,7 +146,9 @@ def replan(recent: RecentDrafts, costs: state.Costs, current: int) -> DepthPlan:
     return plan_depth(estimate, step_ms, NUM_REQS, current, keep_gain=KEEP_DEPTH_GAIN)
 
 
-def draft(plan: DepthPlan, acceptance: Array, costs: state.Costs, sample: Array) -> int:
+def draft(
+    plan: DepthPlan, acceptance: state.Floats, costs: state.Costs, sample: state.Floats
+) -> int:
     width = max(1, round(2.0 * plan.budget_per_req * NUM_REQS))
     ends_ms = np.array([target_ms(costs, NUM_REQS + more) for more in (0, width)])
     rule = EarlyExitRule(

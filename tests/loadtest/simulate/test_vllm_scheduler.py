@@ -55,11 +55,7 @@ class Executor:
 
         name = f"{len(self.requests)}-"
         self.requests += add_requests(
-            self.scheduler,
-            1,
-            prompt_len=prompt_len,
-            max_tokens=max_tokens,
-            prefix=name,
+            self.scheduler, 1, prompt_len=prompt_len, max_tokens=max_tokens, prefix=name
         )
 
     def schedule(self) -> tuple[Any, float]:
