@@ -96,7 +96,11 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         help="pad the target to this size, e.g. 100e6, with the same outputs "
         "(default: the demo's; 0 leaves it as it is)",
     )
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="default: bfloat16, float32 on a CPU that has no instructions for it",
+    )
     return parser
 
 

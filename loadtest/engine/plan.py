@@ -11,6 +11,7 @@ from typing import Any
 from loadtest.arms import Arm, parse_arm
 from loadtest.bench_command import load_presets
 from loadtest.errors import LoadTestError
+from serving.settings.number_format import lacks_bfloat16
 
 from .models import find_method, pad, size_kv_cache
 
@@ -146,7 +147,7 @@ def describe_engine(
     num_engines: int,
     length: int,
     most: int,
-    dtype: str = "bfloat16",
+    dtype: str | None = None,
     device: str = "cpu",
     kv_tokens: int | None = None,
 ) -> dict[str, Any]:
@@ -157,10 +158,13 @@ def describe_engine(
         num_engines: That share the memory; on a GPU each has it all.
         length: The longest request in tokens, prompt and reply.
         most: Requests in flight.
-        dtype: Of weights and KV cache.
+        dtype: Of weights and KV cache; None for what a server would take here.
         device: `cpu` or `gpu`.
         kv_tokens: For which each request has room, if that is less than `length`.
     """
+    if dtype is None:
+        is_slow = device == "cpu" and lacks_bfloat16()
+        dtype = "float32" if is_slow else "bfloat16"
     engine: dict[str, Any] = {
         "device": device,
         "dtype": dtype,

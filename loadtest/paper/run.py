@@ -141,7 +141,9 @@ class Runner(SideBySide[Method, Cell]):
             device=options.device,
             kv_tokens=KV_TOKENS,
         )
-        own = {"dtype": "auto", "max_num_batched_tokens": 2048}
+        own: dict[str, Any] = {"max_num_batched_tokens": 2048}
+        if options.device == "gpu":
+            own["dtype"] = "auto"
         return deploy(options.target, draft, policy, engine | own)
 
     def _make_block(self, run: int, cell: Cell) -> Block:

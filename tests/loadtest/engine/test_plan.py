@@ -97,6 +97,23 @@ def test_options_stand_before_the_preset_and_own_models_are_not_padded():
         assert float(options.target_parameters) == size
 
 
+@pytest.mark.parametrize(
+    ("lacks", "gpu", "own", "dtype"),
+    [
+        (False, None, (), "bfloat16"),
+        (True, None, (), "float32"),
+        (True, None, ("--dtype", "bfloat16"), "bfloat16"),
+        (True, "a GPU", (), "bfloat16"),
+    ],
+)
+def test_engines_compute_in_the_format_a_server_takes(
+    lacks, gpu, own, dtype, monkeypatch
+):
+    monkeypatch.setattr("loadtest.engine.plan.lacks_bfloat16", lambda: lacks)
+    made = plan("--preset", "smoke", *own, gpu=gpu)
+    assert made.engine["dtype"] == dtype
+
+
 def test_the_held_out_prompts_are_of_ten_kinds_and_the_head_is_recognised():
     options = cli.parse(["--output", "nowhere", "--preset", "smollm2"])
     lines = (REPO / options.workloads[0]).read_text(encoding="utf-8").splitlines()
