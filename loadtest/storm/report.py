@@ -22,11 +22,12 @@ def write_report(results: Mapping[str, Any], folder: Path) -> None:
 def render(results: Mapping[str, Any]) -> str:
     """Return a storm's `results.json` as Markdown."""
     streams, law, kills = results["streams"], results["law"], results["kills"]
-    machine = results["machine"]
+    machine, settings = results["machine"], results["settings"]
     lines = [
         "# A storm",
         "",
-        f"{results['requests']} streams, {results['settings']['in_flight']} at a time, "
+        f"{results['requests']} streams, {settings['in_flight']} at a time, over "
+        f"{settings.get('replicas', 2)} replicas, "
         f"in {results['lasted_s'] / 60:.0f} minutes on {machine['cores']} cores of "
         f"{machine['cpu']}; {results['replayed_streams']} of them were replayed, "
         f"{results['replays']:.0f} times, with {results['tokens_recomputed']:.0f} "
