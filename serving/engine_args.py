@@ -84,6 +84,11 @@ def replica_env_of(settings: Settings) -> dict[str, str]:
         env["HF_HUB_OFFLINE"] = "1"
     if settings.engine.device == "cpu":
         env |= _cpu_env(settings.engine.cpu_threads, settings.replicas.num_cpus)
+        if settings.engine.enforce_eager:
+            # vLLM compiles a function of one line nevertheless, with C++, when the
+            # first request wants log probabilities. All of an engine's streams wait
+            # for it, on busy cores until `engine_hang_timeout_s` takes it for dead.
+            env["TORCH_COMPILE_DISABLE"] = "1"
     elif has_adapter(settings):
         # vLLM's default, but the other Ray executor has no asynchronous scheduling.
         env["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] = "1"

@@ -13,6 +13,8 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # processes use too, wait for each other a hundred times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+# As in a replica that runs eagerly, which all of these do.
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 import pytest
 

@@ -158,6 +158,9 @@ def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads():
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert env["DO_NOT_TRACK"] == env["VLLM_NO_USAGE_STATS"] == "1"
     assert env["A"] == "b"
+    assert "TORCH_COMPILE_DISABLE" not in env
+    eager = replica_env_of(deployment_of("engine.enforce_eager=true"))
+    assert eager["TORCH_COMPILE_DISABLE"] == "1"
     # Only deployments of local models run offline, as a front of one does below.
     assert "HF_HUB_OFFLINE" not in env
 
