@@ -37,7 +37,10 @@ _FRONT_MAX_REQUESTS: Final = 10_000
 _FRONT_TARGET_REQUESTS: Final = 200
 """Requests a front's event loop is to carry at a time."""
 
-_KERNEL_VARIABLES: Final = ("LD_PRELOAD", "VLLM_CPU_OMP_THREADS_BIND", "KMP_BLOCKTIME")
+_ENGINE_VARIABLES: Final = (
+    *("LD_PRELOAD", "VLLM_CPU_OMP_THREADS_BIND", "KMP_BLOCKTIME"),
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S",
+)
 
 
 def build(args: dict[str, Any]) -> "Application":
@@ -309,8 +312,8 @@ def front_options_of(settings: Settings) -> dict[str, Any]:
 
 
 def _front_env(settings: Settings) -> dict[str, str]:
-    """What an engine has, without what is meant for its kernels."""
+    """What an engine has, without what is meant for it alone."""
     env = replica_env_of(settings)
-    for name in _KERNEL_VARIABLES:
+    for name in _ENGINE_VARIABLES:
         env.pop(name, None)
     return env | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}

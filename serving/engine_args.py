@@ -46,7 +46,12 @@ def engine_kwargs_of(settings: Settings) -> dict[str, Any]:
         kwargs["enable_auto_tool_choice"] = True
     if any(one.priority is not None for one in settings.policy.classes.values()):
         kwargs["scheduling_policy"] = "priority"
-    return kwargs | _speculation_kwargs(settings) | engine.extra
+    kwargs |= _speculation_kwargs(settings) | engine.extra
+    # By default vLLM chooses by what the first grammar holds, and keeps that for all.
+    grammars = kwargs.get("structured_outputs_config", {})
+    if isinstance(grammars, dict):
+        kwargs["structured_outputs_config"] = {"backend": "xgrammar"} | grammars
+    return kwargs
 
 
 def planner_key_of(settings: Settings) -> str:
@@ -78,6 +83,8 @@ def replica_env_of(settings: Settings) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         # How often the autoscaler is told what runs and waits; Ray's default is 10.
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
+        # Fronts let through what takes a core 5 s; beside a model that is longer.
+        "VLLM_REGEX_COMPILATION_TIMEOUT_S": "60",
     }
     models = (settings.model.target, settings.model.draft, settings.model.tokenizer)
     if all(is_local_path(model) for model in models if model is not None):

@@ -138,6 +138,8 @@ def _change_policy(engine_core: Any, section: dict[str, Any]) -> str:
         change(section)
     except ValueError as error:
         return str(error)
+    except Exception as error:  # Of somebody else's policy.
+        return f"it cannot be built: {error!r}"
     return ""
 
 

@@ -181,7 +181,8 @@ class EngineServer(LLMServer):
         if key == options.planner_key:
             # Serve hands it over again with any other change; what was learnt stays.
             return
-        await self.engine.change_policy(section)
+        with self._watch.loading():  # It may have to compile.
+            await self.engine.change_policy(section)
         self._metrics.note_policy(policy.name)
         self._options = dataclasses.replace(
             options, policy_name=policy.name, planner_key=key

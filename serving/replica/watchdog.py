@@ -29,6 +29,7 @@ class EngineWatch:
         self._hang_timeout_s = hang_timeout_s
         self._load_timeout_s = load_timeout_s
         self._num_loads = 0
+        self._silent_s = 0.0
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
@@ -38,6 +39,8 @@ class EngineWatch:
             yield
         finally:
             self._num_loads -= 1
+            # Nobody could be asked meanwhile.
+            self._silent_s = 0.0
 
     async def wait_until_hung(self, ask: Callable[[], Awaitable[object]]) -> float:
         """Return the seconds of silence once they are too many; else never.
@@ -51,12 +54,12 @@ class EngineWatch:
         """
         while True:
             question = asyncio.ensure_future(ask())
-            silent_s = 0.0
+            self._silent_s = 0.0
             while not (await asyncio.wait({question}, timeout=_LOOK_S))[0]:
-                silent_s += _LOOK_S
-                if silent_s >= self._timeout_s:
+                self._silent_s += _LOOK_S
+                if self._silent_s >= self._timeout_s:
                     question.cancel()
-                    return silent_s
+                    return self._silent_s
             # Looked at here, or asyncio complains.
             question.exception()
             await asyncio.sleep(_LOOK_S)

@@ -206,6 +206,20 @@ def test_what_leaves_the_engine_s_process_is_what_vllm_can_encode(utilities):
 
 
 @pytest.mark.vllm
+def test_a_policy_that_cannot_be_built_is_refused_whatever_it_raises(utilities):
+    plugin.register()
+
+    def change(section):
+        raise section["error"]
+
+    core = SimpleNamespace(scheduler=SimpleNamespace(change_policy=change))
+    for error in (RuntimeError("no luck"), KeyError("no luck"), SyntaxError("no luck")):
+        assert "no luck" in utilities.tetris_change_policy(core, {"error": error})
+    plain = SimpleNamespace(scheduler=object())
+    assert "no policy to change" in utilities.tetris_change_policy(plain, {})
+
+
+@pytest.mark.vllm
 def test_a_refused_state_leaves_its_reason_and_the_planner_as_it_was(utilities):
     from serving.engine.shared.planner_host import PlannerHost
 

@@ -68,6 +68,22 @@ def test_further_fields_of_a_method_and_arguments_of_an_engine_reach_vllm():
 
 
 @pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ("", {"backend": "xgrammar"}),
+        (".disable_any_whitespace=true", {"backend": "xgrammar"}),
+        (".backend=guidance", {"backend": "guidance"}),
+    ],
+)
+def test_no_first_request_decides_how_an_engine_reads_grammars(own, told):
+    section = "engine.extra.structured_outputs_config"
+    kwargs = engine_kwargs(own and section + own)
+    assert told.items() <= kwargs["structured_outputs_config"].items()
+    if "whitespace" in own:
+        assert kwargs["structured_outputs_config"]["disable_any_whitespace"] is True
+
+
+@pytest.mark.parametrize(
     ("settings", "has_adapter"),
     [
         ("policy.name=fixed", False),
@@ -159,6 +175,8 @@ def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads():
     assert env["DO_NOT_TRACK"] == env["VLLM_NO_USAGE_STATS"] == "1"
     assert env["A"] == "b"
     assert "TORCH_COMPILE_DISABLE" not in env
+    # Where fronts have tried it within five seconds of a core.
+    assert env["VLLM_REGEX_COMPILATION_TIMEOUT_S"] == "60"
     eager = replica_env_of(deployment_of("engine.enforce_eager=true"))
     assert eager["TORCH_COMPILE_DISABLE"] == "1"
     # Only deployments of local models run offline, as a front of one does below.

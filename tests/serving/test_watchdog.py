@@ -2,10 +2,13 @@
 
 import asyncio
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from serving.replica.watchdog import EngineWatch
+from serving.settings.live import read_live
 from tests.serving.test_stream_pacing import MadeUpClockLoop
 
 HANG_S, LOAD_S = 20.0, 600.0
@@ -80,6 +83,35 @@ def test_time_in_which_the_watcher_itself_stood_still_does_not_count():
         loop = asyncio.get_running_loop()
         loop._now_s += 3.0
         await asyncio.sleep(0.5)
+        return following.done()
+
+    with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
+        assert runner.run(follow()) is False
+
+
+@pytest.mark.faults
+def test_an_engine_that_compiles_another_policy_is_not_hung():
+    from serving.replica.server import EngineServer
+
+    async def follow() -> bool:
+        engine, watch = FakeEngine(), EngineWatch(HANG_S, LOAD_S)
+
+        async def change_policy(section: dict[str, Any]) -> None:
+            engine.silent_s = 2 * HANG_S + 0.5
+            await asyncio.sleep(2 * HANG_S)
+            engine.silent_s = 0
+
+        server = object.__new__(EngineServer)
+        options = SimpleNamespace(has_snapshots=True, max_depth=4, planner_key="")
+        engine.change_policy = change_policy
+        vars(server).update(engine=engine, _watch=watch, _options=options)
+        vars(server).update(_started_with=options, _metrics=SimpleNamespace())
+        following = asyncio.create_task(watch.wait_until_hung(engine.answer))
+        await asyncio.sleep(10)
+        live = read_live({"policy": {"name": "fixed", "draft_tokens": 2}})
+        with pytest.raises(AttributeError, match="note_policy"):
+            await server._take_settings(live)
+        await asyncio.sleep(2 * HANG_S)
         return following.done()
 
     with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
