@@ -60,11 +60,6 @@ MAX_WAIT_S: Final = 600.0
 MAX_REPLAYS: Final = 20
 """Of one request. A fault of ours that its tokens trigger must not go on for ever."""
 
-_DEATHS: Final = frozenset({"engine died", "connection closed"})
-
-REASONS: Final = _DEATHS | {"gap", "silence", "lease ended", "engine is shut down"}
-"""Why a request may have to go on elsewhere; "failure" for whatever else."""
-
 
 class FleetClient(EngineCoreClient):
     """Leases replicas for requests, and receives their tokens.
@@ -274,6 +269,8 @@ class FleetClient(EngineCoreClient):
         if reason is None:
             self._fail(one, failures.FAULT, HTTPStatus.INTERNAL_SERVER_ERROR)
         else:
+            if reason == BUSY:
+                self.routing.note_busy(lease.refused_by)
             self._move(one, reason)
 
     def _place(self, one: InFlight, link: TokenLink | None) -> None:
@@ -338,11 +335,13 @@ class FleetClient(EngineCoreClient):
         """Let another engine go on with a request."""
         # One that is busy has not taken what it was handed.
         was_placed, was_alone = one.link is not None and reason != BUSY, one.was_alone
+        # Where the drain of a replica took too long, Serve ends it: no request did.
+        is_leaving = one.link is not None and self.routing.is_leaving(one.link)
         self._requests.pop(one.request_id)
         self.credit.note_left(one)
         self._give_up(one)
         # One that was dead before it took the request did not die of it.
-        if was_placed and reason in _DEATHS:
+        if was_placed and failures.is_death(reason, is_leaving=is_leaving):
             one.num_deaths += 1
             if was_alone:
                 self._condemn(one)
@@ -355,7 +354,7 @@ class FleetClient(EngineCoreClient):
             if one.num_replays > MAX_REPLAYS:
                 self._fail(one, failures.INTERRUPTED, HTTPStatus.SERVICE_UNAVAILABLE)
                 return
-            shown = reason if reason in REASONS else "failure"
+            shown = reason if reason in failures.REASONS else "failure"
             self.on_replay(shown, one.num_tokens)
             one.since_s = time.monotonic()
             self._enqueue(one)

@@ -35,12 +35,14 @@ class Lease:
         one: Whose it is, None while it is spare.
         request_id: Of the request in the engine that it has, or had last.
         link: To the replica, once that has accepted the first request.
+        refused_by: The replica that was busy, if one was.
         call: Follows the call until it ends.
     """
 
     one: InFlight | None
     request_id: str
     link: TokenLink | None = None
+    refused_by: str = ""
     call: asyncio.Task[None] | None = None
 
     @property

@@ -155,6 +155,8 @@ class LeaseHolder:
                     patience.reschedule(None)
                     if kind not in (OFFER, ACCEPTED):
                         reason = kind
+                        if data:
+                            lease.refused_by = self._decode_offer(data).replica
                         continue
                     link = self._links.open(self._decode_offer(data))
                     if kind == ACCEPTED:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S: Final = 5.0
 """Until a replica that did not take a lease is tried again without being connected."""
 
+BUSY_S: Final = 1.0
+"""For which nothing is leased from a replica after it had no place: one request has, or
+will have, its engine for itself."""
+
 
 class Routing:
     """Chooses among the replicas a front is connected to, and finds new ones."""
@@ -67,6 +71,7 @@ class Routing:
         self._shape = CommonShape()
         self._replies = replies
         self._looked_s: dict[str, float] = {}
+        self._busy_s: dict[str, float] = {}
         self._coming: dict[InFlight, TokenLink] = {}
         self._unbegun: dict[InFlight, tuple[TokenLink, int]] = {}
 
@@ -74,6 +79,11 @@ class Routing:
     def staying(self) -> list[TokenLink]:
         """Links to replicas that may be leased: to all but those that drain."""
         return [link for link in self._links.all if not self.is_leaving(link)]
+
+    @property
+    def open(self) -> list[TokenLink]:
+        """Links to those that may be leased now."""
+        return [link for link in self.staying if not self._is_busy(link)]
 
     def choose(self, one: InFlight) -> str:
         """Return Serve's name of the replica for a request, "" to let Serve choose."""
@@ -134,6 +144,15 @@ class Routing:
         """Return where a request is on its way to, None if Serve chooses."""
         return self._coming.get(one)
 
+    def note_busy(self, replica: str) -> None:
+        """Note that a replica, by its own name, had no place for a lease."""
+        now_s = self._clock()
+        self._busy_s = {
+            name: since_s
+            for name, since_s in self._busy_s.items()
+            if now_s - since_s < BUSY_S
+        } | {replica: now_s}
+
     def note_settled(self, one: InFlight, link: TokenLink | None) -> None:
         """Note where a lease went in the end, None for nowhere."""
         wanted = self._coming.pop(one, None)
@@ -163,7 +182,7 @@ class Routing:
         What this front has in flight it knows without being told. Of others' requests
         only what was said of late counts.
         """
-        links = self.staying
+        links = self.open
         if not links:
             return None, "none"
         heard = [link for link in links if not self._is_stale(link)]
@@ -185,7 +204,7 @@ class Routing:
         has_seat = link.num_free_seats > link.num_coming
         if not (has_room and has_seat) or self.is_leaving(link):
             return None
-        if self._is_stale(link):
+        if self._is_stale(link) or self._is_busy(link):
             return None
         if state.costs_are_known:
             self._shape.learn(state.base_ms, state.request_ms)
@@ -212,6 +231,10 @@ class Routing:
         """Serve lists no replica that drains; its tokens come to the end."""
         running = self._running_ids()
         return running is not None and link.offer.serve_id not in running
+
+    def _is_busy(self, link: TokenLink) -> bool:
+        since_s = self._busy_s.get(link.offer.replica)
+        return since_s is not None and self._clock() - since_s < BUSY_S
 
     def _is_stale(self, link: TokenLink) -> bool:
         return self._clock() - link.heard_s > MAX_STATE_AGE_S

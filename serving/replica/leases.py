@@ -162,7 +162,7 @@ class Leases:
 
         Yields:
             `OFFER` with a `LinkOffer` if the front is not connected, and `ACCEPTED`,
-            with it too, once the request is in the engine; or only `BUSY`, or
+            with it too, once the request is in the engine; or only `BUSY`, likewise, or
             `OTHER_MODEL`.
 
         Raises:
@@ -173,7 +173,7 @@ class Leases:
             yield OTHER_MODEL, b""
             return
         if self._lone is not None:
-            yield BUSY, b""
+            yield BUSY, self._offer
             return
         seat = self._take_seat(front)
         if not seat.linked.is_set():
@@ -184,7 +184,7 @@ class Leases:
                 self._leave_later(front)
                 raise LeaseLostError("the front did not connect") from None
             if self._lone is not None:
-                yield BUSY, b""
+                yield BUSY, self._offer
                 return
         request.client_index = seat.slot
         if alone:
@@ -214,7 +214,7 @@ class Leases:
             yield ACCEPTED, self._offer
             word = await lease.ended
             if word:
-                yield word, b""
+                yield word, self._offer
         finally:
             seat.spares.pop(lease.request_id, None)
             if seat.leases.pop(lease.request_id, None) and (

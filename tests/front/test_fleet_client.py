@@ -11,7 +11,7 @@ from serving.engine.compat import GracefulHTTPError
 from serving.engine.shared.replay import emitted_token_ids_of
 from serving.front import fleet_client
 from serving.front.credit import MAX_UNSETTLED
-from serving.front.in_flight import derive_seed
+from serving.front.in_flight import MAX_SHARED_DEATHS, derive_seed
 from serving.replica.engine_gone import EngineGoneError
 from tests.front.fake_fleet import FakeReplica, expected_ids, make_request, until
 
@@ -328,3 +328,22 @@ async def test_no_more_is_leased_than_seats_and_a_new_replica_is_looked_for(scen
     await scene.check_all(requests)
     scene.client.tell_waiting()
     await until(lambda: full.leases.num_wanted == 0)
+
+
+async def test_a_replica_that_is_ended_by_its_drain_has_not_died_of_its_requests(scene):
+    running = {"0"}
+    scene.replace_client(b"a front", running_ids=lambda: running)
+    replica = scene.add_replica(serve_id="0")
+    requests = await scene.begin(1, max_tokens=300)
+    for number in range(1, MAX_SHARED_DEATHS + 2):
+        replica.is_held = True
+        running.clear()
+        running.add(f"{number}")
+        following = scene.add_replica(serve_id=f"{number}")
+        scene.fleet.replicas.remove(replica)
+        await replica.close()
+        await until(lambda one=following: one.taken)
+        replica = following
+    await scene.check_all(requests)
+    assert scene.replays == ["connection closed"] * (MAX_SHARED_DEATHS + 1)
+    assert not any(alone for _, _, _, alone in (s._args for s in scene.fleet.opened))

@@ -232,3 +232,27 @@ async def test_requests_that_are_gone_before_their_lease_began_block_nothing(sce
     await scene.client.add_request_async(request)
     await scene.check_all([request])
     await asyncio.sleep(0)
+
+
+async def test_a_replica_that_one_request_has_for_itself_draws_no_others(scene):
+    routed = Routed(scene, "reserved", "other")
+    await routed.connect()
+    reserved, other = routed.replicas.values()
+    reserved.is_held = other.is_held = True
+    await routed.scene.client.add_request_async(make_request("before"))
+    await until(lambda: reserved.running or other.running)
+    if other.running:
+        reserved, other = other, reserved
+    scene.fleet._turn = scene.fleet.replicas.index(reserved) - 1
+    suspect = scene.send_suspect()
+    await until(lambda: reserved.leases._lone)
+    # So that it is not the one with fewer.
+    other.num_others = 4
+    await asyncio.sleep(0.05)
+    requests = [make_request(f"after {n}") for n in range(4)]
+    for request in requests:
+        await scene.client.add_request_async(request)
+    async with asyncio.timeout(1):
+        await until(lambda: len(other.running) == len(requests))
+    reserved.is_held = other.is_held = False
+    await scene.check_all([*requests, suspect])
