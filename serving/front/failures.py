@@ -5,10 +5,10 @@ from typing import Final
 
 logger = logging.getLogger("ray.serve")
 
-_DIED, _CLOSED = "engine died", "connection closed"
+DIED, _CLOSED = "engine died", "connection closed"
 
 REASONS: Final = frozenset(
-    {_DIED, _CLOSED, "gap", "silence", "lease ended", "engine is shut down"}
+    {DIED, _CLOSED, "gap", "silence", "lease ended", "engine is shut down"}
 )
 """Why a request may have to go on elsewhere; "failure" for whatever else."""
 
@@ -33,7 +33,7 @@ def is_death(reason: str, *, is_leaving: bool) -> bool:
         reason: Why it has gone.
         is_leaving: Whether Serve had its replica drain.
     """
-    return reason == _DIED or (reason == _CLOSED and not is_leaving)
+    return reason == DIED or (reason == _CLOSED and not is_leaving)
 
 
 def log_unheard(request_id: str, error: Exception) -> None:

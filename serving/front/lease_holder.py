@@ -13,6 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import MsgpackEncoder
+from serving.front.failures import DIED
 from serving.front.in_flight import Lease
 from serving.replica.leases import ACCEPTED, OFFER
 from serving.replica.token_channel import LinkOffer
@@ -172,7 +173,7 @@ class LeaseHolder:
             # was called for it, though a lease may be another request's by then.
             reason = "no answer" if isinstance(error, TimeoutError) else "lease ended"
         except Exception as error:
-            reason = "engine died" if _lost_its_engine(error) else repr(error)
+            reason = DIED if _lost_its_engine(error) else repr(error)
         finally:
             if not is_placed:
                 settle(None)

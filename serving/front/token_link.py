@@ -13,6 +13,7 @@ import msgspec
 import zmq
 
 from policies.decisions.places import count_kept
+from serving.front.failures import DIED
 from serving.replica.token_channel import (
     ABORT,
     ENDED,
@@ -241,7 +242,7 @@ class TokenLink:
         self._num_others = max(0, num_requests - self.num_held)
         self._on_state(self)
         if not self.state.is_alive:
-            self.close("engine died")
+            self.close(DIED)
 
     def _hear_of_connection(self) -> None:
         if self.is_lost:

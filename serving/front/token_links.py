@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import zmq
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.engine.compat import EngineCoreOutputs, MsgpackDecoder
+from serving.front.failures import DIED
 from serving.front.token_link import TokenLink
 
 if TYPE_CHECKING:
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from serving.replica.token_channel import LinkOffer
 
     OnStep = Callable[[TokenLink, Any], None]
+
+
+_NUM_DEAD: Final = 64
+"""That are remembered: for longer than it takes until nothing asks them any more."""
 
 
 class TokenLinks:
@@ -44,6 +50,7 @@ class TokenLinks:
         self._context: zmq.Context[Any] = zmq.Context()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self._links: dict[str, TokenLink] = {}
+        self._dead: list[str] = []
         self.all: tuple[TokenLink, ...] = ()
 
     def __len__(self) -> int:
@@ -59,7 +66,14 @@ class TokenLinks:
         return self._links.get(replica)
 
     def open(self, offer: LinkOffer) -> TokenLink:
-        """Return the link to a replica, a new one if there is none."""
+        """Return the link to a replica, a new one if there is none.
+
+        Raises:
+            EngineDeadError: It has said so: until its actor ends, half a second later
+                at times, it goes on taking leases that nobody will run.
+        """
+        if offer.replica in self._dead:
+            raise EngineDeadError
         link = self._links.get(offer.replica)
         if link is None:
             link = self._links[offer.replica] = TokenLink(
@@ -90,5 +104,7 @@ class TokenLinks:
 
     def _lose(self, link: TokenLink, reason: str) -> None:
         self._links.pop(link.offer.replica, None)
+        if reason == DIED:
+            self._dead = [*self._dead, link.offer.replica][-_NUM_DEAD:]
         self.all = tuple(self._links.values())
         self._on_lost(link, reason)

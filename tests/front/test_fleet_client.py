@@ -347,3 +347,20 @@ async def test_a_replica_that_is_ended_by_its_drain_has_not_died_of_its_requests
     await scene.check_all(requests)
     assert scene.replays == ["connection closed"] * (MAX_SHARED_DEATHS + 1)
     assert not any(alone for _, _, _, alone in (s._args for s in scene.fleet.opened))
+
+
+async def test_an_engine_dies_once_though_its_replica_still_takes_leases(scene):
+    running = {"dead"}
+    scene.replace_client(b"a front", running_ids=lambda: running)
+    dead = scene.add_replica(serve_id="dead")
+    requests = await scene.begin(2, max_tokens=300)
+    dead.is_held, dead.costs = True, {"is_alive": False}
+    # As long as an actor takes to see it, and Serve to see that it has ended.
+    await asyncio.sleep(0.5)
+    scene.add_replica(serve_id="other")
+    running.add("other")
+    await asyncio.sleep(0.2)
+    running.remove("dead")
+    await scene.check_all(requests)
+    assert scene.replays == ["engine died"] * len(requests)
+    assert not any(alone for _, _, _, alone in (s._args for s in scene.fleet.opened))
