@@ -49,7 +49,7 @@ class Credit:
 
     def count_free(self, one: InFlight) -> int:
         """Return how many seats there are for such a request; may be negative."""
-        links = self._routing.open
+        links = self._routing.takers
         free = sum(link.num_free_seats for link in links)
         if one.hurries or one.num_replays or not self._seats.is_shared():
             return free
@@ -67,7 +67,7 @@ class Credit:
             one: The request.
             num_unsettled: Leases on their way to a replica.
         """
-        links = self._routing.open
+        links = self._routing.takers
         # Nor may a front starve: by what others hold, or by what was said last of an
         # engine that says nothing new.
         has_none = not any(link.num_held for link in links)

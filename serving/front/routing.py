@@ -81,7 +81,7 @@ class Routing:
         return [link for link in self._links.all if not self.is_leaving(link)]
 
     @property
-    def open(self) -> list[TokenLink]:
+    def takers(self) -> list[TokenLink]:
         """Links to those that may be leased now."""
         return [link for link in self.staying if not self._is_busy(link)]
 
@@ -182,7 +182,7 @@ class Routing:
         What this front has in flight it knows without being told. Of others' requests
         only what was said of late counts.
         """
-        links = self.open
+        links = self.takers
         if not links:
             return None, "none"
         heard = [link for link in links if not self._is_stale(link)]

@@ -1,5 +1,6 @@
 """Nothing is compiled while streams wait, on engines that were told to run eagerly."""
 
+import json
 import os
 import subprocess
 import sys
@@ -26,11 +27,12 @@ SETTINGS = {
 }
 ASK = dedent(
     """
+    import json
     import sys
     from vllm import SamplingParams
     from serving.offline import OfflineEngine
 
-    engine = OfflineEngine(eval(sys.argv[1]))
+    engine = OfflineEngine(json.loads(sys.argv[1]))
     engine.add("one", [1, 2, 3], SamplingParams(max_tokens=3, logprobs=2))
     (output,) = [one for _ in range(3) for one in engine.step() if one.finished]
     assert len(output.outputs[0].logprobs) == 3
@@ -43,7 +45,7 @@ def test_the_first_logprobs_wait_for_no_compiler(tmp_path):
     arguments, env = start_arguments(SETTINGS)
     # The compiler's folder, which others have filled.
     env |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", ASK, repr(arguments)]
+    command = [sys.executable, "-c", ASK, json.dumps(arguments)]
     done = subprocess.run(
         command, env=os.environ | env, capture_output=True, text=True, check=False
     )

@@ -355,11 +355,11 @@ async def test_an_engine_dies_once_though_its_replica_still_takes_leases(scene):
     dead = scene.add_replica(serve_id="dead")
     requests = await scene.begin(2, max_tokens=300)
     dead.is_held, dead.costs = True, {"is_alive": False}
-    # As long as an actor takes to see it, and Serve to see that it has ended.
-    await asyncio.sleep(0.5)
-    scene.add_replica(serve_id="other")
+    # Its actor takes a while to see it, and Serve to see that it has ended.
+    await until(lambda: len(scene.fleet.opened) >= 3 * len(requests))
+    other = scene.add_replica(serve_id="other")
     running.add("other")
-    await asyncio.sleep(0.2)
+    await until(lambda: other.taken)
     running.remove("dead")
     await scene.check_all(requests)
     assert scene.replays == ["engine died"] * len(requests)

@@ -248,7 +248,8 @@ async def test_a_replica_that_one_request_has_for_itself_draws_no_others(scene):
     await until(lambda: reserved.leases._lone)
     # So that it is not the one with fewer.
     other.num_others = 4
-    await asyncio.sleep(0.05)
+    link = scene.client.routing._links.find(other.relay.offer.replica)
+    await until(lambda: link.num_requests == other.num_others)
     requests = [make_request(f"after {n}") for n in range(4)]
     for request in requests:
         await scene.client.add_request_async(request)

@@ -7,11 +7,23 @@ from typing import Any
 
 import pytest
 
+from serving.replica.options import ReplicaOptions
 from serving.replica.watchdog import EngineWatch
 from serving.settings.live import read_live
 from tests.serving.test_stream_pacing import MadeUpClockLoop
 
 HANG_S, LOAD_S = 20.0, 600.0
+OPTIONS = ReplicaOptions(
+    device="cpu",
+    policy_name="none yet",
+    max_depth=4,
+    has_snapshots=True,
+    planner_key="",
+    hang_timeout_s=HANG_S,
+    load_timeout_s=LOAD_S,
+    board_text=False,
+    build=0,
+)
 
 
 class FakeEngine:
@@ -93,6 +105,8 @@ def test_time_in_which_the_watcher_itself_stood_still_does_not_count():
 def test_an_engine_that_compiles_another_policy_is_not_hung():
     from serving.replica.server import EngineServer
 
+    taken: list[str] = []
+
     async def follow() -> bool:
         engine, watch = FakeEngine(), EngineWatch(HANG_S, LOAD_S)
 
@@ -101,18 +115,26 @@ def test_an_engine_that_compiles_another_policy_is_not_hung():
             await asyncio.sleep(2 * HANG_S)
             engine.silent_s = 0
 
-        server = object.__new__(EngineServer)
-        options = SimpleNamespace(has_snapshots=True, max_depth=4, planner_key="")
+        async def go_on(key: str) -> None:
+            assert "'policy': 'fixed'" in key
+
         engine.change_policy = change_policy
-        vars(server).update(engine=engine, _watch=watch, _options=options)
-        vars(server).update(_started_with=options, _metrics=SimpleNamespace())
+        # A stand-in: Ray's class would end an engine with it.
+        server = SimpleNamespace(
+            engine=engine,
+            _watch=watch,
+            _metrics=SimpleNamespace(note_policy=taken.append),
+            _options=OPTIONS,
+            _started_with=OPTIONS,
+            _warm_start=SimpleNamespace(go_on=go_on),
+        )
         following = asyncio.create_task(watch.wait_until_hung(engine.answer))
         await asyncio.sleep(10)
         live = read_live({"policy": {"name": "fixed", "draft_tokens": 2}})
-        with pytest.raises(AttributeError, match="note_policy"):
-            await server._take_settings(live)
+        await EngineServer._take_settings(server, live)
         await asyncio.sleep(2 * HANG_S)
         return following.done()
 
     with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
         assert runner.run(follow()) is False
+    assert taken == ["fixed"]
