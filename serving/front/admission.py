@@ -22,7 +22,7 @@ from serving.front.refusal import note_retry_after
 from serving.front.request_class import DEADLINE_XARG, DEFAULT_CLASS, find_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from policies.estimators.reply_length import ReplyLength
     from serving.front.credit import Credit
@@ -140,10 +140,23 @@ class Admission:
         if one.caller is not None:
             one.caller.charge(one.num_tokens)
 
-    def has_expired(self, one: InFlight) -> bool:
-        """Return whether a request is past its deadline before it has begun."""
-        has_begun = one.link is not None or one.lease is not None or one.emitted
-        return not has_begun and self._clock() > one.due_s
+    def expire(self, requests: Iterable[InFlight]) -> list[InFlight]:
+        """Return those that are past their deadline before they have begun.
+
+        A request for several answers has begun with the first of them.
+        """
+        waiting, begun = [], set()
+        for one in requests:
+            if one.link is not None or one.lease is not None or one.emitted:
+                begun.add(one.request.external_req_id)
+            elif self._clock() > one.due_s:
+                waiting.append(one)
+        # What vLLM itself did not make has no such id.
+        begun.discard(None)
+        expired = [one for one in waiting if one.request.external_req_id not in begun]
+        for _ in expired:
+            self.on_refusal("expired")
+        return expired
 
     @property
     def num_fronts(self) -> int:

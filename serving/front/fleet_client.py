@@ -194,12 +194,10 @@ class FleetClient(EngineCoreClient):
     def fail_overdue(self) -> None:
         """End what has waited too long, request or lease; call it now and then."""
         self._spares.end_old()
+        for one in self.admission.expire(self._requests):
+            self._fail(one, failures.EXPIRED, HTTPStatus.TOO_MANY_REQUESTS)
         now_s = time.monotonic()
         for one in self._requests:
-            if self.admission.has_expired(one):
-                self.admission.on_refusal("expired")
-                self._fail(one, failures.EXPIRED, HTTPStatus.TOO_MANY_REQUESTS)
-                continue
             if one.link is None and now_s - one.since_s > MAX_WAIT_S:
                 self._fail(
                     one,
@@ -324,7 +322,7 @@ class FleetClient(EngineCoreClient):
 
     def _lose_link(self, link: TokenLink, reason: str) -> None:
         self._spares.lose(link)
-        lost = [one for one in self._requests if one.link is link]
+        lost = [one for one in self._requests if one.is_at(link)]
         if lost:
             name = link.offer.replica
             logger.warning("Lost replica %s with %d: %s", name, len(lost), reason)

@@ -34,6 +34,7 @@ class Lease:
     Attributes:
         one: Whose it is, None while it is spare.
         request_id: Of the request in the engine that it has, or had last.
+        offered: The link to the replica that has answered, and may still refuse.
         link: To the replica, once that has accepted the first request.
         refused_by: The replica that was busy, if one was.
         call: Follows the call until it ends.
@@ -41,6 +42,7 @@ class Lease:
 
     one: InFlight | None
     request_id: str
+    offered: TokenLink | None = None
     link: TokenLink | None = None
     refused_by: str = ""
     call: asyncio.Task[None] | None = None
@@ -135,6 +137,12 @@ class InFlight:
     def must_run_alone(self) -> bool:
         """Whether its neighbours would be at risk."""
         return self.num_deaths >= MAX_SHARED_DEATHS
+
+    def is_at(self, link: TokenLink) -> bool:
+        """Return whether a replica has it, or is about to take it."""
+        if self.link is None and self.lease is not None:
+            return self.lease.offered is link
+        return self.link is link
 
     def request_now(self) -> Any:
         """Return the request as the next engine is to get it."""

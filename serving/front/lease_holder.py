@@ -160,6 +160,7 @@ class LeaseHolder:
                             lease.refused_by = self._decode_offer(data).replica
                         continue
                     link = self._links.open(self._decode_offer(data))
+                    lease.offered = link
                     if kind == ACCEPTED:
                         is_placed, lease.link = True, link
                         settle(link)

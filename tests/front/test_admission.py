@@ -8,6 +8,7 @@ import pytest
 
 from serving.engine.compat import GracefulHTTPError
 from serving.front import admission, refusal
+from serving.front.in_flight import InFlight
 from serving.front.request_class import ClassShare
 from tests.front.fake_fleet import Scene, make_request, until
 
@@ -154,6 +155,21 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy):
     assert failure.http_status == 429
     assert busy.refusals == {"expired": 1}
     assert busy.client.count_waiting() == {"default": 2}
+
+
+async def test_a_request_for_two_answers_has_begun_with_the_first_of_them(busy):
+    """A client that reads one of them is not cut off because the other waits."""
+    requests = [make_request(name) for name in ("0_both", "1_both")]
+    for request in requests:
+        request.external_req_id = "both"
+    streams, waits = (InFlight(request, due_s=0.0) for request in requests)
+    streams.emitted.append(1)
+    assert busy.client.admission.expire([streams, waits]) == []
+    assert not busy.refusals
+    assert busy.client.admission.expire([waits]) == [waits]
+    other = InFlight(make_request("another"), due_s=0.0)
+    assert busy.client.admission.expire([streams, other]) == [other]
+    assert busy.refusals == {"expired": 2}
 
 
 async def test_who_leaves_frees_place_and_seat_at_once(busy):

@@ -120,6 +120,29 @@ async def test_a_lone_request_is_given_up_when_its_link_breaks_while_it_waits(sc
     assert not replica.leases.num_running
 
 
+@pytest.mark.faults
+async def test_a_lease_ends_with_its_link_though_it_says_nothing_more(scene):
+    """As when a host vanishes between its offer and its word that it accepts."""
+    vanished = scene.add_replica()
+    hold = vanished.leases.hold
+
+    async def only_offer(*args, **options):
+        async for event in hold(*args, **options):
+            yield event
+            await asyncio.Event().wait()
+
+    vanished.leases.hold = only_offer
+    requests = await scene.send(2)
+    await until(lambda: scene.client.num_links)
+    scene.fleet.replicas.clear()
+    scene.add_replica()
+    (link,) = scene.client._links
+    link.close("silence")
+    await scene.check_all(requests)
+    # It had taken none of them.
+    assert not scene.replays
+
+
 async def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(scene):
     victim, other = scene.add_replica(), scene.add_replica()
     requests = await scene.begin(2, seed=5, temperature=1.0)
