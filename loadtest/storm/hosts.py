@@ -36,7 +36,7 @@ _NEAR_END, _FAR_END, _NAMESPACE = "storm-near", "storm-far", "storm-host"
 _TIMEOUT_S = 600.0
 _SETTLE_S = 6.0
 _FIRST: Final = -15
-"""Of the same scale as the niceness of a process."""
+"""The niceness of a host that starts, as if it had cores of its own."""
 _OBJECT_STORE_BYTES = 200_000_000
 _ENV = {
     "RAY_AUTH_MODE": "disabled",
@@ -98,6 +98,7 @@ class Hosts:
     changed: Sequence[str] = ()
     _far: ExitStack = field(default_factory=ExitStack)
     _num_starts: int = 0
+    _far_pid: int = 0
     _gcs_port: int = field(default_factory=find_free_port)
     _dashboard_port: int = field(default_factory=find_free_port)
     _port: int = field(default_factory=find_free_port)
@@ -122,6 +123,7 @@ class Hosts:
             self.deploy()
             endpoint = Endpoint(f"http://{_NEAR_IP}:{self._port}")
             self._wait_until_ready(endpoint, self.num_engines)
+            self.share_cores()
             pages = (f"http://{_NEAR_IP}:{metrics}/metrics",)
             yield Deployment(endpoint, pages, _SETTLE_S, os.getpid())
 
@@ -142,9 +144,10 @@ class Hosts:
                 raise LoadTestError(f"serve deploy: {read_tail(log)}")
 
     def start_far(self) -> None:
-        """Start the other host, again if it was killed.
+        """Start the other host, again if it was killed; it goes first for a while.
 
-        As a Pod is, it is started again when it gives up: a busy head answers late.
+        As a Pod is, it is started again when it gives up: Ray waits 20 s for parts of
+        its own, and a host's engine for minutes, where others take two cores.
         """
         options = f"--address={_NEAR_IP}:{self._gcs_port} --node-ip-address={FAR_IP} "
         options += "--num-cpus=1"
@@ -152,13 +155,18 @@ class Hosts:
         for is_last in (False, False, True):
             self._far.close()
             self._num_starts += 1
+            name = f"far-{self._num_starts}"
             try:
-                self._start_node(self._far, f"far-{self._num_starts}", options, *enter)
+                self._far_pid = self._start_node(self._far, name, options, *enter)
             except LoadTestError:
                 if is_last:
                     raise
             else:
                 return
+
+    def share_cores(self) -> None:
+        """Let the other host go first no more, once all that it starts has started."""
+        _set_priority(self._far_pid, 0)
 
     def set_wire(self, *, up: bool) -> None:
         """Let the other host be reached, or nobody."""
@@ -180,7 +188,8 @@ class Hosts:
 
     def _start_node(
         self, stack: ExitStack, name: str, options: str, *prefix: str
-    ) -> None:
+    ) -> int:
+        """Start a host as a process, and return its id."""
         agent = f"--dashboard-agent-listen-port={find_free_port()}"
         rest = f"--object-store-memory={_OBJECT_STORE_BYTES} {agent}"
         command = [
@@ -194,13 +203,14 @@ class Hosts:
         node = stack.enter_context(
             run_logged([*command, *rest.split()], log, self.env())
         )
-        _hasten(node.pid, _FIRST)
+        if prefix:
+            _set_priority(node.pid, _FIRST)
         deadline_s = time.monotonic() + _TIMEOUT_S
         while "Ray runtime started" not in log.read_text(errors="replace"):
             if node.poll() is not None or time.monotonic() > deadline_s:
                 raise LoadTestError(f"{name} did not start:\n{read_tail(log)}")
             time.sleep(0.2)
-        _hasten(node.pid, 0)
+        return node.pid
 
     def _describe(self) -> dict[str, Any]:
         """Return a file for `serve deploy`."""
@@ -239,14 +249,10 @@ class Hosts:
             time.sleep(0.5)
 
 
-def _hasten(pid: int, nice: int) -> None:
-    """Let what a process starts go first, as if its host had cores of its own.
-
-    Ray gives a host 20 s to start, for which it has too little of two busy cores.
-    """
-    # Linux shares cores by session, where it is told to.
+def _set_priority(pid: int, niceness: int) -> None:
+    """Say how a session of processes shares the cores with others, if Linux lets us."""
     with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def find_program(name: str) -> str:
