@@ -36,7 +36,7 @@ _NEAR_END, _FAR_END, _NAMESPACE = "storm-near", "storm-far", "storm-host"
 _TIMEOUT_S = 600.0
 _SETTLE_S = 6.0
 _FIRST: Final = -15
-"""The niceness of a host that starts, as if it had cores of its own."""
+"""A session's niceness."""
 _OBJECT_STORE_BYTES = 200_000_000
 _ENV = {
     "RAY_AUTH_MODE": "disabled",
@@ -98,7 +98,6 @@ class Hosts:
     changed: Sequence[str] = ()
     _far: ExitStack = field(default_factory=ExitStack)
     _num_starts: int = 0
-    _far_pid: int = 0
     _gcs_port: int = field(default_factory=find_free_port)
     _dashboard_port: int = field(default_factory=find_free_port)
     _port: int = field(default_factory=find_free_port)
@@ -123,7 +122,6 @@ class Hosts:
             self.deploy()
             endpoint = Endpoint(f"http://{_NEAR_IP}:{self._port}")
             self._wait_until_ready(endpoint, self.num_engines)
-            self.share_cores()
             pages = (f"http://{_NEAR_IP}:{metrics}/metrics",)
             yield Deployment(endpoint, pages, _SETTLE_S, os.getpid())
 
@@ -144,10 +142,9 @@ class Hosts:
                 raise LoadTestError(f"serve deploy: {read_tail(log)}")
 
     def start_far(self) -> None:
-        """Start the other host, again if it was killed; it goes first for a while.
+        """Start the other host, again if it was killed.
 
-        As a Pod is, it is started again when it gives up: Ray waits 20 s for parts of
-        its own, and a host's engine for minutes, where others take two cores.
+        As a Pod is, it is started again when it gives up: Ray waits 20 s for its parts.
         """
         options = f"--address={_NEAR_IP}:{self._gcs_port} --node-ip-address={FAR_IP} "
         options += "--num-cpus=1"
@@ -155,18 +152,13 @@ class Hosts:
         for is_last in (False, False, True):
             self._far.close()
             self._num_starts += 1
-            name = f"far-{self._num_starts}"
             try:
-                self._far_pid = self._start_node(self._far, name, options, *enter)
+                self._start_node(self._far, f"far-{self._num_starts}", options, *enter)
             except LoadTestError:
                 if is_last:
                     raise
             else:
                 return
-
-    def share_cores(self) -> None:
-        """Let the other host go first no more, once all that it starts has started."""
-        _set_priority(self._far_pid, 0)
 
     def set_wire(self, *, up: bool) -> None:
         """Let the other host be reached, or nobody."""
@@ -188,8 +180,7 @@ class Hosts:
 
     def _start_node(
         self, stack: ExitStack, name: str, options: str, *prefix: str
-    ) -> int:
-        """Start a host as a process, and return its id."""
+    ) -> None:
         agent = f"--dashboard-agent-listen-port={find_free_port()}"
         rest = f"--object-store-memory={_OBJECT_STORE_BYTES} {agent}"
         command = [
@@ -204,13 +195,12 @@ class Hosts:
             run_logged([*command, *rest.split()], log, self.env())
         )
         if prefix:
-            _set_priority(node.pid, _FIRST)
+            _put_first(node.pid)
         deadline_s = time.monotonic() + _TIMEOUT_S
         while "Ray runtime started" not in log.read_text(errors="replace"):
             if node.poll() is not None or time.monotonic() > deadline_s:
                 raise LoadTestError(f"{name} did not start:\n{read_tail(log)}")
             time.sleep(0.2)
-        return node.pid
 
     def _describe(self) -> dict[str, Any]:
         """Return a file for `serve deploy`."""
@@ -249,10 +239,14 @@ class Hosts:
             time.sleep(0.5)
 
 
-def _set_priority(pid: int, niceness: int) -> None:
-    """Say how a session of processes shares the cores with others, if Linux lets us."""
+def _put_first(pid: int) -> None:
+    """Let a session of processes have cores before others, if Linux lets us.
+
+    Another host has cores of its own. From two that three engines want, an engine that
+    starts there would get so little that it took five minutes.
+    """
     with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
+        Path(f"/proc/{pid}/autogroup").write_text(str(_FIRST))
 
 
 def find_program(name: str) -> str:

@@ -130,8 +130,6 @@ async def kill_in_turn(
             if hosts is not None and kind == HOST:
                 await asyncio.to_thread(hosts.start_far)
         await _wait_until_whole(fleet, kind)
-        if hosts is not None:
-            hosts.share_cores()
         after_s = round(time.monotonic() - kill["at_s"], 1)
         kill["recovered_after_s"] = after_s
         say(f"kill {len(kills)}/{len(kinds)}: {kind}, whole after {after_s} s")
