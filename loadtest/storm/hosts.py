@@ -35,7 +35,7 @@ FAR_IP: Final = "10.213.8.2"
 _NEAR_END, _FAR_END, _NAMESPACE = "storm-near", "storm-far", "storm-host"
 _TIMEOUT_S = 600.0
 _SETTLE_S = 6.0
-_FIRST: Final = -15
+FIRST: Final = -15
 """A session's niceness."""
 _OBJECT_STORE_BYTES = 200_000_000
 _ENV = {
@@ -141,8 +141,8 @@ class Hosts:
             if deploying.wait(_TIMEOUT_S):
                 raise LoadTestError(f"serve deploy: {read_tail(log)}")
 
-    def start_far(self) -> None:
-        """Start the other host, again if it was killed.
+    def start_far(self) -> int:
+        """Start the other host, again if it was killed; return its first process's id.
 
         As a Pod is, it is started again when it gives up: Ray waits 20 s for its parts.
         """
@@ -152,13 +152,13 @@ class Hosts:
         for is_last in (False, False, True):
             self._far.close()
             self._num_starts += 1
+            name = f"far-{self._num_starts}"
             try:
-                self._start_node(self._far, f"far-{self._num_starts}", options, *enter)
+                return self._start_node(self._far, name, options, *enter)
             except LoadTestError:
                 if is_last:
                     raise
-            else:
-                return
+        raise AssertionError
 
     def set_wire(self, *, up: bool) -> None:
         """Let the other host be reached, or nobody."""
@@ -180,7 +180,8 @@ class Hosts:
 
     def _start_node(
         self, stack: ExitStack, name: str, options: str, *prefix: str
-    ) -> None:
+    ) -> int:
+        """Start a host as a session of processes; return its first one's id."""
         agent = f"--dashboard-agent-listen-port={find_free_port()}"
         rest = f"--object-store-memory={_OBJECT_STORE_BYTES} {agent}"
         command = [
@@ -194,13 +195,14 @@ class Hosts:
         node = stack.enter_context(
             run_logged([*command, *rest.split()], log, self.env())
         )
-        if prefix:
-            _put_first(node.pid)
+        set_priority(node.pid, FIRST)
         deadline_s = time.monotonic() + _TIMEOUT_S
         while "Ray runtime started" not in log.read_text(errors="replace"):
             if node.poll() is not None or time.monotonic() > deadline_s:
                 raise LoadTestError(f"{name} did not start:\n{read_tail(log)}")
             time.sleep(0.2)
+        set_priority(node.pid, 0)
+        return node.pid
 
     def _describe(self) -> dict[str, Any]:
         """Return a file for `serve deploy`."""
@@ -239,14 +241,14 @@ class Hosts:
             time.sleep(0.5)
 
 
-def _put_first(pid: int) -> None:
-    """Let a session of processes have cores before others, if Linux lets us.
+def set_priority(pid: int, niceness: int) -> None:
+    """Say before whom the session of a process has cores, if Linux lets us.
 
-    Another host has cores of its own. From two that three engines want, an engine that
-    starts there would get so little that it took five minutes.
+    Hosts have cores of their own in truth. Where three engines want two, one that
+    starts would get so little that it took five minutes.
     """
     with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(_FIRST))
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def find_program(name: str) -> str:

@@ -1,6 +1,7 @@
 """Kills one process after another, each once the fleet is whole again."""
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ from loadtest.compare.scrape import read_samples
 from loadtest.errors import LoadTestError
 
 from .changes import CHANGES, Changer
-from .hosts import Hosts
+from .hosts import FIRST, Hosts, set_priority
 
 MAX_RECOVERY_S: Final = 300.0
 _LOOK_S: Final = 0.5
@@ -113,6 +114,7 @@ async def kill_in_turn(
     for kind in kinds:
         await asyncio.sleep(draw.uniform(*_PAUSE_S))
         kill: dict[str, Any] = {"kind": kind, "recovered_after_s": None}
+        session: int | None = None
         if changer is not None and kind in CHANGES:
             kill["at_s"] = time.monotonic()
             kills.append(kill)
@@ -123,13 +125,18 @@ async def kill_in_turn(
             if hosts is not None and kind == HOST:
                 victims = [*filter(hosts.is_far, victims)]
             victim = draw.choice(victims)
+            session = None if hosts is None else os.getsid(victim.pid)
             kill["at_s"] = time.monotonic()
             victim.kill()
             fleet.killed.add(victim)
             kills.append(kill)
             if hosts is not None and kind == HOST:
-                await asyncio.to_thread(hosts.start_far)
+                session = await asyncio.to_thread(hosts.start_far)
+            if session is not None:
+                set_priority(session, FIRST)
         await _wait_until_whole(fleet, kind)
+        if session is not None:
+            set_priority(session, 0)
         after_s = round(time.monotonic() - kill["at_s"], 1)
         kill["recovered_after_s"] = after_s
         say(f"kill {len(kills)}/{len(kinds)}: {kind}, whole after {after_s} s")
