@@ -1,6 +1,7 @@
 """A front's requests over replicas that die; engines are made up (`fake_fleet`)."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -127,19 +128,20 @@ async def test_a_lease_ends_with_its_link_though_it_says_nothing_more(scene):
     hold = vanished.leases.hold
 
     async def only_offer(*args, **options):
-        async for event in hold(*args, **options):
-            yield event
-            await asyncio.Event().wait()
+        async with contextlib.aclosing(hold(*args, **options)) as holding:
+            async for event in holding:
+                yield event
+                await asyncio.Event().wait()
 
     vanished.leases.hold = only_offer
-    requests = await scene.send(2)
+    # A second one would find the front connected, and be accepted at once.
+    requests = await scene.send(1)
     await until(lambda: scene.client.num_links)
     scene.fleet.replicas.clear()
     scene.add_replica()
     (link,) = scene.client._links
     link.close("silence")
     await scene.check_all(requests)
-    # It had taken none of them.
     assert not scene.replays
 
 
