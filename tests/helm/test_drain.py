@@ -78,7 +78,8 @@ def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(
     assert "no replica and no proxy is left" in drain.output
     (new,) = wait_until(lambda: replica_nodes(cluster), 120)
     assert new != old
-    assert httpx.get(f"http://127.0.0.1:{port}/", timeout=120).is_success
+    with httpx.stream("GET", f"http://127.0.0.1:{port}/", timeout=120) as stream:
+        assert next(stream.iter_lines()) == "0"
 
 
 @pytest.mark.ray

@@ -145,4 +145,5 @@ def test_workers_serve_on_without_their_head(cluster):
         received += lines
     assert received == [str(number) for number in range(NUM_CHUNKS)]
     # There is no GCS now, and the worker's proxy is the only one.
-    assert httpx.get(url, timeout=60, trust_env=False).is_success
+    with httpx.stream("GET", url, timeout=60, trust_env=False) as stream:
+        assert next(stream.iter_lines()) == "0"
