@@ -46,7 +46,12 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
 
 
 def fuzz(
-    server: Server, num_cases: int, seed: int, folder: Path, every: int = 1
+    server: Server,
+    num_cases: int,
+    seed: int,
+    folder: Path,
+    every: int = 1,
+    few: int = FEW,
 ) -> dict[str, Any]:
     """Send a server at least so many cases, and see that it is as it was before.
 
@@ -56,6 +61,7 @@ def fuzz(
         seed: Of the first round; each later one has the next.
         folder: For what schemathesis leaves behind, failing cases among it.
         every: Of the cases that are made of the schema alone, one in so many is sent.
+        few: Cases for each route of the first round, and fewest of each later one.
 
     Returns:
         What was done: rounds, with the seed and the most cases of a route in each;
@@ -71,10 +77,10 @@ def fuzz(
     rounds = []
     # Two at least, for memory grows in the first one as it may.
     while (num_missing := num_cases - statuses.total()) > 0 or len(rounds) < 2:
-        round_seed, phases, most = seed + len(rounds), PHASES, FEW
+        round_seed, phases, most = seed + len(rounds), PHASES, few
         if rounds:
             phases = PHASES[1:]
-            most = min(MANY, max(FEW, num_missing // NUM_ROUTES))
+            most = min(MANY, max(few, num_missing // NUM_ROUTES))
         with ThreadPoolExecutor(len(phases)) as clients:
             run_phase = functools.partial(
                 _run_phase, server, round_seed, most, folder, every
