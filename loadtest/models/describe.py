@@ -16,10 +16,12 @@ LOG = "training_log.json"
 def describe_hardware() -> dict[str, Any]:
     """Return what a model's log says of the machine that trained it."""
     machine = describe_machine()
-    return {
+    has_gpu = torch.cuda.is_available()
+    gpu = {"gpu": torch.cuda.get_device_name()} if has_gpu else {}
+    return gpu | {
         "cpu": machine["cpu"],
         "cores": machine["cores"],
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
     }
 

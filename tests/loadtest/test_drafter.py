@@ -90,6 +90,7 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(target: Path, tmp_path: Pat
     import torch
     from transformers import LlamaForCausalLM
 
+    from loadtest.models.describe import describe_hardware
     from loadtest.models.drafter.export import export
     from loadtest.models.drafter.head import Eagle3Head
     from loadtest.models.drafter.train import Recipe
@@ -107,9 +108,10 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(target: Path, tmp_path: Pat
         "recipe": asdict(Recipe(aux_layer_ids=AUX_LAYERS)),
         "vocabulary": vocabulary,
         "shards": [],
-        "tokens_seen": 0,
         "train_s": 0.0,
         "curve": [],
+        "hardware": describe_hardware(),
+        **dict.fromkeys(("num_chats", "num_answer_tokens", "tokens_seen"), 0),
     }
     torch.save({"state": state, "weights": head.state_dict()}, work_dir.checkpoint)
     export(target, work_dir, tmp_path / "head")
@@ -153,7 +155,6 @@ def test_vllm_drafts_what_a_trained_draft_model_predicts(
         batch_tokens=256,
         warmup_batches=4,
         evaluate_every=1000,
-        evaluated_chats=12,
     )
     work_dir = WorkDir(data.path, target, recipe.method)
     Trainer(target, work_dir, recipe).run(6000, lambda line: None)
@@ -218,7 +219,6 @@ def test_stopped_training_goes_on_with_the_same_losses(
         batch_tokens=256,
         warmup_batches=4,
         evaluate_every=1000,
-        evaluated_chats=12,
     )
     num_tokens = 5000
 

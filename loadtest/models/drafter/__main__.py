@@ -59,9 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--method", choices=("eagle3", "draft_model"), default="eagle3", help=text)
     work_dir = read_cache_dir() / "drafter-smollm2"
     add("--work-dir", type=Path, default=work_dir, help="for data and checkpoints")
-    add("--shards", type=int, default=64, help="of some 50,000 tokens, to generate")
+    add("--shards", type=int, default=123, help="of some 50,000 tokens, to generate")
     text = "answer tokens to train on, over which the learning rate falls to zero"
-    add("--tokens", type=int, default=12_000_000, help=text)
+    add("--tokens", type=int, default=40_000_000, help=text)
     text = f"folder of the drafter; default: {_MODELS}/smollm2-METHOD"
     add("--output", type=Path, help=text)
     add("--draft-tokens", type=int, default=5, help="a step, to evaluate")

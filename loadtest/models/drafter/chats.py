@@ -72,10 +72,14 @@ class WorkDir:
         """Return the shards that have been written."""
         return sorted(self._written.keys() | _find_shards(self._chats).keys())
 
-    def ready(self, *, held_out: bool) -> list[int]:
-        """Return the shards that have features, of one side of the split."""
-        ours = (one for one in self.shards() if is_held_out(one) is held_out)
-        return [shard for shard in ours if self.features_of(shard).exists()]
+    def ready(self, *, held_out: bool, with_features: bool) -> list[int]:
+        """Return the shards of one side of the split, or those that have features."""
+        ours = [one for one in self.shards() if is_held_out(one) is held_out]
+        return [
+            shard
+            for shard in ours
+            if not with_features or self.features_of(shard).exists()
+        ]
 
 
 def _find_shards(folder: Path) -> dict[int, Path]:

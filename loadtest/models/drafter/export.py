@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, LlamaForCausalLM
 
-from loadtest.models.describe import LOG, describe_hardware, write_json
+from loadtest.models.describe import LOG, write_json
 from loadtest.page import make_environment
 from serving.offline import OfflineEngine, start_arguments
+from serving.settings.number_format import lacks_bfloat16
 
 from .chats import WorkDir, is_held_out, read_shard
 from .head import head_config
@@ -36,7 +37,7 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
     """
     if not work_dir.checkpoint.exists():
         raise ValueError(f"{work_dir.path} holds no checkpoint; run the command train")
-    saved = torch.load(work_dir.checkpoint, weights_only=True)
+    saved = torch.load(work_dir.checkpoint, map_location="cpu", weights_only=True)
     state, weights = saved["state"], saved["weights"]
     vocabulary = torch.tensor(state["vocabulary"])
     own, recipe = AutoConfig.from_pretrained(target), state["recipe"]
@@ -45,17 +46,13 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
         weights = _export_small(own, recipe["width"], weights, output)
     else:
         _export_head(own, weights, vocabulary, recipe["aux_layer_ids"], output)
-    chats = [chat for n in state["shards"] for chat in read_shard(work_dir.chats_of(n))]
+    kept = ("num_chats", "num_answer_tokens", "tokens_seen", "curve", "hardware")
     log = {
         "target": target.name,
         "recipe": recipe,
         "num_parameters": sum(weight.numel() for weight in weights.values()),
-        "num_chats": len(chats),
-        "num_answer_tokens": sum(e - b for chat in chats for b, e in chat.answers),
-        "tokens_seen": state["tokens_seen"],
         "train_s": round(state["train_s"]),
-        "curve": state["curve"],
-        "hardware": describe_hardware(),
+        **{name: state[name] for name in kept},
     }
     write_json(output / LOG, log)
     (output / EVALUATION).unlink(missing_ok=True)
@@ -118,6 +115,7 @@ def evaluate(
             "policy": policy,
             "engine": {
                 "device": "cpu",
+                "dtype": "float32" if lacks_bfloat16() else "auto",
                 "max_model_len": max(map(len, prompts)) + _ANSWER_TOKENS + draft_tokens,
                 "max_num_seqs": _NUM_SEQS,
                 "kv_cache_memory_bytes": 1 << 30,

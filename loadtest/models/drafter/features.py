@@ -2,7 +2,8 @@
 
 One array a shard, [tokens, 4 x width]: the target's hidden states before the layers
 that the head reads, and the last state, of which the output layer makes the target's
-distribution. bfloat16, which NumPy does not know, is kept as int16.
+distribution. bfloat16, which NumPy does not know, is kept as int16. A GPU computes them
+again faster than a disk would give them, and keeps none.
 """
 
 from __future__ import annotations
@@ -47,12 +48,21 @@ def _features_of(
     for batch in cut_by_length(chats, range(len(chats)), _BATCH_TOKENS):
         # What pads a row stands at its end, where no token sees it.
         tokens = [torch.tensor(chats[n].token_ids) for n in batch]
-        padded = pad_sequence(tokens, batch_first=True)
-        out = model.model(input_ids=padded, use_cache=False, output_hidden_states=True)
-        states = [out.hidden_states[n] for n in aux_layer_ids] + [out.last_hidden_state]
-        joined = torch.cat(states, dim=-1)
+        joined = run_target(
+            model, pad_sequence(tokens, batch_first=True), aux_layer_ids
+        )
         rows |= {n: joined[row, : len(tokens[row])] for row, n in enumerate(batch)}
     return torch.cat([rows[n] for n in range(len(chats))])
+
+
+@torch.no_grad()
+def run_target(
+    model: Any, token_ids: torch.Tensor, aux_layer_ids: Sequence[int]
+) -> torch.Tensor:
+    """Return what the head learns from, [chats, length, (features + 1) x width]."""
+    out = model.model(input_ids=token_ids, use_cache=False, output_hidden_states=True)
+    states = [out.hidden_states[n] for n in aux_layer_ids] + [out.last_hidden_state]
+    return torch.cat(states, dim=-1)
 
 
 @dataclass(frozen=True)
@@ -75,19 +85,35 @@ class Batch:
 
 
 class Corpus:
-    """Shards of chats whose features have been computed."""
+    """Shards of chats, and what the target computes for them."""
 
-    def __init__(self, work_dir: WorkDir, shards: Sequence[int], width: int) -> None:
-        """Read the chats; features, of the target's width, stay on the disk."""
-        self._width = width
+    def __init__(
+        self,
+        work_dir: WorkDir,
+        shards: Sequence[int],
+        target: Any,
+        aux_layer_ids: Sequence[int],
+    ) -> None:
+        """Read the chats; features stay on the disk, or are computed on a GPU."""
+        self._target, self._layers = target, aux_layer_ids
         self._chats: list[Chat] = []
         self._states: list[NDArray[np.int16]] = []
         for shard in shards:
             chats = read_shard(work_dir.chats_of(shard))
-            states = np.load(work_dir.features_of(shard), mmap_mode="r")
-            ends = np.cumsum([len(chat.token_ids) for chat in chats], dtype=int)
             self._chats += chats
-            self._states += np.split(states, ends)[:-1]
+            if target.device.type == "cpu":
+                states = np.load(work_dir.features_of(shard), mmap_mode="r")
+                ends = np.cumsum([len(chat.token_ids) for chat in chats], dtype=int)
+                self._states += np.split(states, ends)[:-1]
+
+    @property
+    def size(self) -> dict[str, int]:
+        """How many chats there are, and tokens that were answered."""
+        answers = [span for chat in self._chats for span in chat.answers]
+        return {
+            "num_chats": len(self._chats),
+            "num_answer_tokens": sum(end - begin for begin, end in answers),
+        }
 
     def common_tokens(self, num_tokens: int) -> list[int]:
         """Return the tokens most often answered, in rising order.
@@ -125,12 +151,17 @@ class Corpus:
         for row, chat in enumerate(chats):
             for number, (begin, end) in enumerate(chat.answers, start=1):
                 answer_of[row, begin:end] = number
-        read = [torch.from_numpy(np.array(self._states[n])) for n in numbers]
-        states = pad_sequence(read, batch_first=True).view(torch.bfloat16)
+        device, width = self._target.device, self._target.config.hidden_size
+        token_ids = token_ids.to(device)
+        if self._states:
+            read = [torch.from_numpy(np.array(self._states[n])) for n in numbers]
+            states = pad_sequence(read, batch_first=True).view(torch.bfloat16)
+        else:
+            states = run_target(self._target, token_ids, self._layers)
         return Batch(
             token_ids,
-            answer_of,
-            torch.tensor([chat.temperature for chat in chats]),
-            states[..., : -self._width],
-            states[..., -self._width :],
+            answer_of.to(device),
+            torch.tensor([chat.temperature for chat in chats], device=device),
+            states[..., :-width],
+            states[..., -width:],
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,12 @@ from vllm import LLM, SamplingParams
 from .chats import CHATS_PER_SHARD, Chat, Say, WorkDir, read_shard, write_shard
 
 TEMPERATURES = (0.0, 0.7, 1.0)
+_USER_TEMPERATURE = 0.8
 _TWO_TURNS_EVERY = 8
 _USER_TOKENS = (4, 200)
+# Left alone, a small model asks for business plans, over and over.
+_OPENED = 0.75
+_OPENINGS = Path(__file__).with_name("openings.txt").read_text().splitlines()
 _ANSWER_TOKENS = 512
 
 
@@ -65,10 +71,11 @@ class _Writer:
         self, target: Path, work_dir: WorkDir, answer_tokens: int, engine: Any
     ) -> None:
         tokenizer = AutoTokenizer.from_pretrained(target)
+        self._encode = partial(tokenizer.encode, add_special_tokens=False)
         self._special = frozenset(tokenizer.all_special_ids)
         self._end: int = tokenizer.eos_token_id
         self._answer_tokens = answer_tokens
-        self._before_user, self._before_answer, self._between = _openings(tokenizer)
+        self._before_user, self._before_answer, self._between = _turns(tokenizer)
         if self._before_answer[0] != self._end or self._between[0] != self._end:
             raise ValueError("the chat template does not end turns by the end token")
         self._asked = {
@@ -90,7 +97,11 @@ class _Writer:
     def write(self, numbers: Sequence[int]) -> list[Chat]:
         """Write chats, of two turns every eighth; those that succeed are returned."""
         chats = {
-            n: Chat(list(self._before_user), [], TEMPERATURES[n % len(TEMPERATURES)])
+            n: Chat(
+                self._before_user + self._encode(opening_of(n)),
+                [],
+                TEMPERATURES[n % len(TEMPERATURES)],
+            )
             for n in numbers
         }
         going_on = chats
@@ -100,7 +111,8 @@ class _Writer:
                 asked[n].token_ids.extend(reply)
                 message = self._message(asked[n])
                 is_new = turn > 0 or message not in self._asked
-                if reply[-1] == self._end and len(reply) > _USER_TOKENS[0] and is_new:
+                is_short = len(reply if turn else message) < _USER_TOKENS[0]
+                if reply[-1] == self._end and is_new and not is_short:
                     self._asked.add(message)
                     asked[n].token_ids.extend(self._before_answer[1:])
                     going_on[n] = asked[n]
@@ -126,7 +138,7 @@ class _Writer:
             return
         params = [
             SamplingParams(
-                temperature=1.0 if is_user else chat.temperature,
+                temperature=_USER_TEMPERATURE if is_user else chat.temperature,
                 max_tokens=_USER_TOKENS[1] if is_user else self._answer_tokens,
                 stop_token_ids=[self._end],
                 seed=4 * number + seed,
@@ -147,7 +159,13 @@ class _Writer:
         return tuple(told[: told.index(self._end)] if self._end in told else told)
 
 
-def _openings(tokenizer: Any) -> Iterator[list[int]]:
+def opening_of(number: int) -> str:
+    """Return the words with which a chat's user begins; they may be none."""
+    rng = random.Random(number)
+    return rng.choice(_OPENINGS) if rng.random() < _OPENED else ""
+
+
+def _turns(tokenizer: Any) -> Iterator[list[int]]:
     """Yield what stands before a message, an answer and a second message."""
     roles = ("user", "assistant", "user")
     text = tokenizer.apply_chat_template(

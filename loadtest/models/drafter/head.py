@@ -70,12 +70,12 @@ class Eagle3Head(nn.Module):
         hidden = self.fc(
             torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], dim=-1)
         )
-        own = torch.eye(length, dtype=torch.bool)
+        own = torch.eye(length, dtype=torch.bool, device=hidden.device)
         mask, cache, outputs = torch.ones_like(own).tril(), DynamicCache(), []
         for step in range(num_steps):
             tokens = fed[:, step + 1 : step + 1 + length]
             turns = (
-                table[:, step : step + length].to(hidden.dtype)
+                table[:, step : step + length].to(hidden)
                 for table in (self._cos, self._sin)
             )
             hidden = self.midlayer(

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from loadtest.models.describe import describe_hardware
 from loadtest.models.optimizer import MasterOptimizer
 
 from .chats import Say, WorkDir, replacing
@@ -44,14 +45,13 @@ class Recipe:
     aux_layer_ids: tuple[int, ...] = (3, 16, 28)
     draft_vocab_size: int = 8192
     width: int = 256
-    num_steps: int = 3
+    num_steps: int = 4
     step_decay: float = 0.8
-    batch_tokens: int = 2048
-    peak_lr: float = 2e-3
+    batch_tokens: int = 16_384
+    peak_lr: float = 3e-3
     adam_share: float = 0.5
-    warmup_batches: int = 50
-    evaluate_every: int = 200_000
-    evaluated_chats: int = 128
+    warmup_batches: int = 100
+    evaluate_every: int = 1_000_000
     seed: int = 1
 
 
@@ -60,7 +60,7 @@ RECIPES = {
     for recipe in (
         Recipe(),
         # Has no features to go wrong by: what it is fed is what it will be fed.
-        Recipe("draft_model", draft_vocab_size=49_152, num_steps=1),
+        Recipe("draft_model", draft_vocab_size=49_152, num_steps=1, batch_tokens=8192),
     )
 }
 
@@ -75,30 +75,33 @@ class Trainer:
             ValueError: Data is missing, or the checkpoint has another recipe.
         """
         self._work_dir, self._recipe = work_dir, recipe
-        training, held_out = (work_dir.ready(held_out=side) for side in (False, True))
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        training, held_out = (self._shards(held_out=side) for side in (False, True))
         if not training or not held_out:
             raise ValueError(
                 f"{work_dir.path} lacks shards with features on one side of the split; "
                 "run the commands generate and features first"
             )
         model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
-        self._width = model.config.hidden_size
-        self._held_out = Corpus(work_dir, held_out[:1], self._width)
+        self._target = model.to(self._device).eval()
+        self._held_out = self._corpus(held_out[:1])
         saved: dict[str, Any] | None = None
         if work_dir.checkpoint.exists():
-            saved = torch.load(work_dir.checkpoint, weights_only=True)
+            saved = torch.load(
+                work_dir.checkpoint, map_location=self._device, weights_only=True
+            )
         self._state = saved["state"] if saved else self._begin(training)
         if self._state["recipe"] != asdict(recipe):
             raise ValueError(
                 f"{work_dir.checkpoint} was made with other settings; delete it, or "
                 "choose another --work-dir"
             )
-        self._vocabulary = torch.tensor(self._state["vocabulary"])
+        self._vocabulary = torch.tensor(self._state["vocabulary"], device=self._device)
         self._embedding = model.get_input_embeddings().weight.detach()
         output = model.get_output_embeddings().weight.detach()
         self._target_rows = output[self._vocabulary]
         torch.manual_seed(recipe.seed)
-        self._head = self._make_head(model).bfloat16()
+        self._head = self._make_head(model).to(self._device, torch.bfloat16)
         self._optimizer = MasterOptimizer(
             self._head,
             lambda name: not name.startswith(("lm_head", "model.embed_tokens")),
@@ -108,6 +111,14 @@ class Trainer:
         )
         if saved:
             self._optimizer.load_state_dict(saved["optimizer"])
+
+    def _shards(self, *, held_out: bool) -> list[int]:
+        on_disk = self._device.type == "cpu"
+        return self._work_dir.ready(held_out=held_out, with_features=on_disk)
+
+    def _corpus(self, shards: list[int]) -> Corpus:
+        layers = self._recipe.aux_layer_ids
+        return Corpus(self._work_dir, shards, self._target, layers)
 
     def _make_head(self, target: Any) -> Eagle3Head | SmallModel:
         """Make a drafter that begins with what it can take of the target.
@@ -128,9 +139,11 @@ class Trainer:
         return head
 
     def _begin(self, shards: list[int]) -> dict[str, Any]:
-        corpus = Corpus(self._work_dir, shards, self._width)
+        corpus = self._corpus(shards)
         return {
             "recipe": asdict(self._recipe),
+            "hardware": describe_hardware(),
+            **corpus.size,
             "vocabulary": corpus.common_tokens(self._recipe.draft_vocab_size),
             "shards": shards,
             **dict.fromkeys(("epoch", "batch", "num_batches", "tokens_seen"), 0),
@@ -148,7 +161,8 @@ class Trainer:
         state, recipe = self._state, self._recipe
         saved_s = time.monotonic()
         while state["tokens_seen"] < num_tokens:
-            corpus = Corpus(self._work_dir, state["shards"], self._width)
+            corpus = self._corpus(state["shards"])
+            state |= corpus.size
             plan = corpus.plan(f"{recipe.seed} {state['epoch']}", recipe.batch_tokens)
             for numbers in plan[state["batch"] :]:
                 began_s = time.monotonic()
@@ -172,7 +186,7 @@ class Trainer:
                     return
             state["epoch"] += 1
             state["batch"] = 0
-            state["shards"] = self._work_dir.ready(held_out=False)
+            state["shards"] = self._shards(held_out=False)
 
     def _save(self) -> None:
         content = {
@@ -207,8 +221,8 @@ class Trainer:
 
         Returns:
             Each step's mean divergence from the target's distribution, over the draft
-            vocabulary; and how many drafts were made and accepted, [2, steps], of those
-            whose forerunners were accepted.
+            vocabulary; and how many drafts of a chat were made and accepted, [chats, 2,
+            steps], of those whose forerunners were accepted.
         """
         num_steps = self._recipe.num_steps
         wanted = (batch.last @ self._target_rows.T).float().log_softmax(-1)
@@ -216,7 +230,7 @@ class Trainer:
         states = self._head.unroll(*given, num_steps)
         counted = predictable(batch.answer_of, num_steps)
         is_alive = counted[0].clone()
-        losses, counts = [], torch.zeros(2, num_steps)
+        losses, counts = [], torch.zeros(len(counted[0]), 2, num_steps)
         for step, (state, rows) in enumerate(zip(states, counted, strict=True)):
             chat, place = rows.nonzero(as_tuple=True)
             drafted = self._head.lm_head(state[chat, place]).float().log_softmax(-1)
@@ -225,10 +239,11 @@ class Trainer:
                 drafted, own, log_target=True, reduction="none"
             )
             losses.append(divergence.sum() / max(1, len(chat)))
-            guess, reached = self._vocabulary[drafted.argmax(-1)], is_alive[chat, place]
-            kept = reached & (guess == batch.token_ids[chat, place + step + 2])
-            counts[:, step] = torch.stack([reached.sum(), kept.sum()])
-            is_alive[chat, place] = kept
+            guess = self._vocabulary[drafted.argmax(-1)]
+            is_alive &= rows
+            reached = is_alive.sum(1)
+            is_alive[chat, place] &= guess == batch.token_ids[chat, place + step + 2]
+            counts[:, :, step] = torch.stack([reached, is_alive.sum(1)], dim=1)
         return losses, counts
 
     def _evaluate(self) -> str:
@@ -237,12 +252,12 @@ class Trainer:
         counts = {
             temperature: torch.zeros(2, recipe.num_steps) for temperature in (0, 1)
         }
-        for numbers in self._held_out.plan("held out", 1)[: recipe.evaluated_chats]:
+        for numbers in self._held_out.plan("held out", recipe.batch_tokens):
             batch = self._held_out.load(numbers)
-            temperature = float(batch.temperatures[0])
-            if temperature in counts:
-                with torch.no_grad():
-                    counts[int(temperature)] += self._compare(batch)[1]
+            with torch.no_grad():
+                of_chats = self._compare(batch)[1]
+            for temperature, count in counts.items():
+                count += of_chats[(batch.temperatures == temperature).cpu()].sum(0)
         accepted = {
             temperature: [round(one, 4) for one in (kept / made.clamp(min=1)).tolist()]
             for temperature, (made, kept) in counts.items()
