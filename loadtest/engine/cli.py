@@ -30,7 +30,9 @@ def main(
 
 def _measure(options: argparse.Namespace, store: ResultFolder) -> bool:
     plan = make_plan(options, find_pair(options))
-    requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
+    requests = RequestMaker.load(
+        options.target, options.seed, plan.max_tokens, options.max_prompt_tokens
+    )
     for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
         make_workload(name, "")  # Told before engines start if it cannot be.
     return Bench(plan, store, requests).measure(options.minutes)
@@ -70,7 +72,8 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="LIST",
         help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; ngram:3 drafts by the "
         "prompt's own words; cold:8 is the engine of goodput:8 held at depth 0; "
-        "adaptive:5 is vLLM's own adaptive verification, on GPUs alone",
+        "adaptive:5 is vLLM's own adaptive verification, on GPUs alone; "
+        "goodput:8:probabilistic draws its drafts",
     )
     add(
         "--workloads",
@@ -88,6 +91,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add("--rounds", type=read_positive, metavar="N", help="each on engines anew")
     add("--window-s", type=float, metavar="S", help="least time of a policy in a cell")
     add("--max-tokens", type=read_positive, metavar="N", help="longest reply")
+    add(
+        "--max-prompt-tokens",
+        type=read_positive,
+        metavar="N",
+        help="longest prompt, for which each engine has memory; longer ones are left "
+        "out (default: by workload)",
+    )
     add_pair(parser, TARGET_DIR, DRAFT_DIR)
     add(
         "--target-parameters",

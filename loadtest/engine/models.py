@@ -16,7 +16,7 @@ _BLOCK_TOKENS = 128
 """vLLM's block size on the CPU: every request's last block is partly empty."""
 
 _KV_MARGIN = 1.3
-_ENGINE_BYTES = 800 << 20
+_ENGINE_BYTES = 1100 << 20
 """Memory of a vLLM process before weights and KV cache."""
 
 

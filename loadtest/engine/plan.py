@@ -129,10 +129,11 @@ def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
         )
     target, draft = pad(options.target, options.target_parameters), options.draft
     reply = options.max_tokens + max(arm.max_depth for arm in arms)
+    longest = max(longest_prompt(cell.workload) for cell in cells)
     engine = describe_engine(
         (target, draft),
         num_engines=len(arms),
-        length=max(longest_prompt(cell.workload) for cell in cells) + reply,
+        length=(options.max_prompt_tokens or longest) + reply,
         most=max(cell.concurrency for cell in cells),
         dtype=options.dtype,
         device=options.device,

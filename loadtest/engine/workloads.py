@@ -41,9 +41,16 @@ class RequestMaker:
     eos_token_id: int
     seed: int
     max_tokens: int
+    max_prompt_tokens: int | None = None
 
     @classmethod
-    def load(cls, target: Path, seed: int, max_tokens: int) -> RequestMaker:
+    def load(
+        cls,
+        target: Path,
+        seed: int,
+        max_tokens: int,
+        max_prompt_tokens: int | None = None,
+    ) -> RequestMaker:
         """Make requests for the tokenizer of a model directory."""
         # Takes seconds, which only who measures shall wait for.
         from loadtest.models.tokenizer import load_tokenizer, render
@@ -55,7 +62,8 @@ class RequestMaker:
             tools = bool(conversation.tools)
             return render(tokenizer, messages, with_tools=tools, reply_follows=True)
 
-        return cls(render_last, int(tokenizer.eos_token_id), seed, max_tokens)
+        end = int(tokenizer.eos_token_id)
+        return cls(render_last, end, seed, max_tokens, max_prompt_tokens)
 
     def make(self, cell: Cell, round_number: int, block: int = 0) -> Block:
         """Make the requests of a block of a cell in a round, for all temperatures."""
@@ -83,13 +91,14 @@ class RequestMaker:
     def _prompts(self, workload: str, key: str) -> Iterator[tuple[int, ...]]:
         """Yield the prompts of a workload that are short enough."""
         source, too_long = make_workload(workload, key), 0
+        limit = self.max_prompt_tokens or longest_prompt(workload)
         for number in itertools.count():
             prompt = self.render(source.conversation(number))
-            too_long = 0 if len(prompt) <= longest_prompt(workload) else too_long + 1
+            too_long = 0 if len(prompt) <= limit else too_long + 1
             if not too_long:
                 yield tuple(prompt)
             elif too_long >= _MAX_IN_A_ROW:
                 raise LoadTestError(
                     f"--workloads {workload}: {too_long} prompts in a row have more "
-                    f"than {longest_prompt(workload)} tokens"
+                    f"than {limit} tokens"
                 )

@@ -48,6 +48,8 @@ def plan(*arguments: str, gpu: str | None = "a GPU") -> Plan:
         ("cold", Arm("cold", 8)),
         ("adaptive", Arm("adaptive", 5)),
         ("tetris:2+1", Arm("tetris", 2, 1)),
+        ("fixed:probabilistic", Arm("fixed", 3, is_drawn=True)),
+        ("tetris:2+1:probabilistic", Arm("tetris", 2, 1, is_drawn=True)),
     ],
 )
 def test_an_arm_reads_back_from_its_name_and_numbers_may_be_left_out(name, arm):
@@ -61,6 +63,7 @@ def test_an_arm_reads_back_from_its_name_and_numbers_may_be_left_out(name, arm):
         ("fixed:0", "at least 1"),
         ("fixed:2+1", "write fixed:2"),
         ("none:1", "write none"),
+        ("none:probabilistic", "write none"),
         ("tetris:+2", "no policy"),
         ("adaptive", "no policy"),  # No server offers it.
     ],

@@ -220,6 +220,11 @@ def test_experiments_that_cannot_work_are_explained(
         ("fixed:2", "--policy fixed --set policy.draft_tokens=2"),
         ("goodput:6", "--policy goodput --set policy.max_draft_tokens=6"),
         (
+            "fixed:2:probabilistic",
+            "--policy fixed --set policy.draft_tokens=2 "
+            "--set policy.draft_sampling=probabilistic",
+        ),
+        (
             "a=tetris:3+1",
             "--policy tetris --set policy.draft_tokens=3 "
             "--set policy.max_draft_tokens=4",
