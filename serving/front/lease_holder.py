@@ -174,6 +174,9 @@ class LeaseHolder:
             # was called for it, though a lease may be another request's by then.
             reason = "no answer" if isinstance(error, TimeoutError) else "lease ended"
         except Exception as error:
+            # Where its link cannot be opened, the replica still holds a place for it.
+            if stream is not None:
+                stream.cancel()
             reason = DIED if _lost_its_engine(error) else repr(error)
         finally:
             if not is_placed:

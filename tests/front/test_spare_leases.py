@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from serving.front import spare_leases
+from serving.front.token_links import TokenLinks
 from serving.replica.token_channel import ENDED, KEPT, NEXT
 from tests.front.fake_fleet import NUM_SLOTS, FakeReplica, until
 
@@ -69,6 +70,23 @@ async def test_a_lease_that_nobody_wants_ends_after_a_moment(scene, monkeypatch)
     num_opened = len(scene.fleet.opened)
     await scene.check_all(await scene.send(1))
     assert len(scene.fleet.opened) == num_opened + 1
+
+
+async def test_a_lease_whose_link_cannot_be_opened_is_given_back(scene, monkeypatch):
+    scene.add_replica()
+    with monkeypatch.context() as patch:
+        failed = asyncio.Event()
+
+        def fail(*_):
+            failed.set()
+            raise OSError("no such peer")
+
+        patch.setattr(TokenLinks, "open", fail)
+        requests = await scene.send(1)
+        await failed.wait()
+    await scene.check_all(requests)
+    assert scene.fleet.opened[0].is_cancelled
+    assert not scene.replays
 
 
 async def test_a_replica_that_drains_is_kept_from_it_by_nothing(scene):

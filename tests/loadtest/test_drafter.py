@@ -206,6 +206,34 @@ def test_a_step_counts_where_its_token_belongs_to_the_answer_being_written():
     ]
 
 
+def test_a_gpu_computes_what_would_lie_on_the_disk(target: Path, data: WorkDir):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from loadtest.models.drafter.features import Corpus
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval()
+    shards = data.ready(held_out=False, with_features=False)
+    read, computed = (
+        Corpus(data, shards, model, AUX_LAYERS, from_disk=on_disk)
+        for on_disk in (True, False)
+    )
+    assert read.size == computed.size
+    assert read.size["num_answer_tokens"] > read.size["num_chats"] == 48
+
+    for numbers in read.plan("any", 256):
+        one, other = read.load(numbers), computed.load(numbers)
+        assert one.token_ids.equal(other.token_ids)
+        # What pads a row is computed too, and seen by nobody.
+        lengths = [
+            chat.index(0) if 0 in chat else None for chat in one.token_ids.tolist()
+        ]
+        for row, end in enumerate(lengths):
+            for name in ("features", "last"):
+                kept, made = (getattr(b, name)[row, :end] for b in (one, other))
+                torch.testing.assert_close(kept, made, rtol=0.05, atol=0.05)
+
+
 def test_stopped_training_goes_on_with_the_same_losses(
     target: Path, data: WorkDir, monkeypatch: pytest.MonkeyPatch
 ):

@@ -27,6 +27,12 @@ EVALUATION = "evaluation.json"
 _POINTS_SHOWN = 12
 _NUM_SEQS = 16
 _ANSWER_TOKENS = 256
+_MEASURED = {
+    "temperature_0": (0, "greedy"),
+    "temperature_1": (1, "greedy"),
+    "temperature_1_drawn": (1, "probabilistic"),
+}
+"""Temperatures, and how drafts are taken: the likeliest token, or one that is drawn."""
 
 
 def export(target: Path, work_dir: WorkDir, output: Path) -> None:
@@ -104,15 +110,56 @@ def evaluate(
     prompts = [chat.token_ids[: chat.answers[0][0]] for chat in chats[:num_prompts]]
     if not prompts:
         raise ValueError(f"{work_dir.path} holds no chats; run the command generate")
-    # Not vLLM's own worker, whose tokens at temperature 1 are others than the target's:
-    # ours repairs two of its rejection sampler's CPU kernels.
+    end = json.loads((target / "config.json").read_text())["eos_token_id"]
+    accepted = {}
+    for name, (temperature, draft_sampling) in _MEASURED.items():
+        engine = _start(target, head, prompts, draft_tokens, draft_sampling)
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=temperature,
+            max_tokens=_ANSWER_TOKENS,
+            stop_token_ids=[end],
+            detokenize=False,
+        )
+        before = _counts(engine)
+        for number, prompt in enumerate(prompts):
+            engine.add(str(number), prompt, sampling.clone())
+        left = len(prompts)
+        while left:
+            left -= sum(one.finished for one in engine.step())
+        after = _counts(engine)
+        engine.shutdown()
+        survived = itertools.pairwise(b - a for a, b in zip(before, after, strict=True))
+        accepted[name] = [round(one / max(1, earlier), 4) for earlier, one in survived]
+    report = {"num_prompts": len(prompts), "accepted": accepted}
+    write_json(head / EVALUATION, report)
+    _describe(head)
+    return report
+
+
+def _start(
+    target: Path,
+    head: Path,
+    prompts: Sequence[Sequence[int]],
+    draft_tokens: int,
+    draft_sampling: str,
+) -> OfflineEngine:
+    """Start an engine that drafts so many tokens in each step.
+
+    Not on vLLM's own worker, whose tokens at temperature 1 are others than the
+    target's: ours repairs two of its rejection sampler's CPU kernels.
+    """
     recipe = json.loads((head / LOG).read_text())["recipe"]
-    method = recipe.get("method", "eagle3")
-    policy = {"name": "fixed", "method": method, "draft_tokens": draft_tokens}
     arguments, env = start_arguments(
         {
             "model": {"id": "head", "target": str(target), "draft": str(head)},
-            "policy": policy,
+            "policy": {
+                "name": "fixed",
+                "method": recipe.get("method", "eagle3"),
+                "draft_tokens": draft_tokens,
+                "draft_sampling": draft_sampling,
+            },
             "engine": {
                 "device": "cpu",
                 "dtype": "float32" if lacks_bfloat16() else "auto",
@@ -124,34 +171,7 @@ def evaluate(
         }
     )
     os.environ.update(env)
-    from vllm import SamplingParams
-
-    engine = OfflineEngine(arguments)
-    end = json.loads((target / "config.json").read_text())["eos_token_id"]
-    accepted, before = {}, _counts(engine)
-    for temperature in (0, 1):
-        sampling = SamplingParams(
-            temperature=temperature,
-            max_tokens=_ANSWER_TOKENS,
-            stop_token_ids=[end],
-            detokenize=False,
-        )
-        for number, prompt in enumerate(prompts):
-            engine.add(f"{temperature}-{number}", prompt, sampling.clone())
-        left = len(prompts)
-        while left:
-            left -= sum(one.finished for one in engine.step())
-        after = _counts(engine)
-        survived = itertools.pairwise(b - a for a, b in zip(before, after, strict=True))
-        before = after
-        accepted[f"temperature_{temperature}"] = [
-            round(one / max(1, earlier), 4) for earlier, one in survived
-        ]
-    engine.shutdown()
-    report = {"num_prompts": len(prompts), "accepted": accepted}
-    write_json(head / EVALUATION, report)
-    _describe(head)
-    return report
+    return OfflineEngine(arguments)
 
 
 def _counts(engine: OfflineEngine) -> list[int]:

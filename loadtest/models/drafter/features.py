@@ -93,15 +93,17 @@ class Corpus:
         shards: Sequence[int],
         target: Any,
         aux_layer_ids: Sequence[int],
+        *,
+        from_disk: bool,
     ) -> None:
-        """Read the chats; features stay on the disk, or are computed on a GPU."""
+        """Read the chats; features stay on the disk, or the target computes them."""
         self._target, self._layers = target, aux_layer_ids
         self._chats: list[Chat] = []
         self._states: list[NDArray[np.int16]] = []
         for shard in shards:
             chats = read_shard(work_dir.chats_of(shard))
             self._chats += chats
-            if target.device.type == "cpu":
+            if from_disk:
                 states = np.load(work_dir.features_of(shard), mmap_mode="r")
                 ends = np.cumsum([len(chat.token_ids) for chat in chats], dtype=int)
                 self._states += np.split(states, ends)[:-1]

@@ -117,8 +117,8 @@ class Trainer:
         return self._work_dir.ready(held_out=held_out, with_features=on_disk)
 
     def _corpus(self, shards: list[int]) -> Corpus:
-        layers = self._recipe.aux_layer_ids
-        return Corpus(self._work_dir, shards, self._target, layers)
+        layers, on_disk = self._recipe.aux_layer_ids, self._device.type == "cpu"
+        return Corpus(self._work_dir, shards, self._target, layers, from_disk=on_disk)
 
     def _make_head(self, target: Any) -> Eagle3Head | SmallModel:
         """Make a drafter that begins with what it can take of the target.
