@@ -135,7 +135,10 @@ class PolicySettings(Section):
     ] = 0.015
     draft_sampling: Annotated[
         Literal["greedy", "probabilistic"],
-        Field(description="how the draft model picks its tokens"),
+        Field(
+            description="how the draft model picks its tokens: its likeliest, or drawn "
+            "at the request's temperature; if that is not 0, more of these are accepted"
+        ),
     ] = "greedy"
     classes: Annotated[
         dict[str, RequestClassSettings],

@@ -172,6 +172,26 @@ def test_sampled_drafts_report_the_distribution_they_are_drawn_from(
     assert engine.counters.num_cut_tokens["budget"] > 0
 
 
+def test_drafts_bind_a_selection_only_where_they_are_drawn(start_over, monkeypatch):
+    """What a greedy request drafts follows from its text, however others draft."""
+    engine, seen = start_over("draft_model"), set()
+    planner = type(engine.scheduler._planner)
+    select = planner.select
+
+    def note(self, batch):
+        seen.add(batch.drafts_are_sampled)
+        return select(self, batch)
+
+    monkeypatch.setattr(planner, "select", note)
+    hot = greedy(24, temperature=0.7)
+    for params, expected in ((PARAMS, {False}), (hot, {True})):
+        seen.clear()
+        engine.complete(PROMPTS[:2], params)
+        assert seen == expected
+    engine.complete(PROMPTS[:2], [PARAMS, hot])
+    assert True in seen
+
+
 def test_look_ups_are_timed_and_further_drafts_priced_at_nothing(start_over):
     """First of all: what was timed at start-up comes with its first drafts.
 

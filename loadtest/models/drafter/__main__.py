@@ -74,14 +74,14 @@ def _run(options: argparse.Namespace) -> None:
     method = options.method
     work_dir = WorkDir(options.work_dir.expanduser(), target, method)
     output = options.output or _MODELS / f"smollm2-{method.replace('_', '-')}"
+    # Without instructions for bfloat16 a processor computes in it at an eighth of the
+    # speed.
+    dtype = "float32" if lacks_bfloat16() else "auto"
     # torch and vLLM take seconds, which only who computes shall wait for.
     match options.command:
         case "generate":
             from .generate import generate
 
-            # Without instructions for bfloat16 a processor computes in it at an eighth
-            # of the speed.
-            dtype = "float32" if lacks_bfloat16() else "auto"
             generate(target, work_dir, options.shards, _say, dtype=dtype)
         case "features":
             from .features import compute_features
@@ -100,7 +100,9 @@ def _run(options: argparse.Namespace) -> None:
             from .export import evaluate
 
             limits = options.draft_tokens, options.prompts
-            accepted = evaluate(target, work_dir, output, *limits)["accepted"]
+            accepted = evaluate(target, work_dir, output, *limits, dtype=dtype)[
+                "accepted"
+            ]
             for name, shares in accepted.items():
                 _say(f"{name}: {' '.join(f'{share:.3f}' for share in shares)}")
 

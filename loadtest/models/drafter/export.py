@@ -16,7 +16,6 @@ from transformers import AutoConfig, LlamaForCausalLM
 from loadtest.models.describe import LOG, write_json
 from loadtest.page import make_environment
 from serving.offline import OfflineEngine, start_arguments
-from serving.settings.number_format import lacks_bfloat16
 
 from .chats import WorkDir, is_held_out, read_shard
 from .head import head_config
@@ -94,7 +93,13 @@ def _export_small(
 
 
 def evaluate(
-    target: Path, work_dir: WorkDir, head: Path, draft_tokens: int, num_prompts: int
+    target: Path,
+    work_dir: WorkDir,
+    head: Path,
+    draft_tokens: int,
+    num_prompts: int,
+    *,
+    dtype: str,
 ) -> dict[str, Any]:
     """Let the target answer held-out prompts with the head, and renew its card.
 
@@ -113,7 +118,7 @@ def evaluate(
     end = json.loads((target / "config.json").read_text())["eos_token_id"]
     accepted = {}
     for name, (temperature, draft_sampling) in _MEASURED.items():
-        engine = _start(target, head, prompts, draft_tokens, draft_sampling)
+        engine = _start((target, head), prompts, draft_tokens, draft_sampling, dtype)
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -139,17 +144,18 @@ def evaluate(
 
 
 def _start(
-    target: Path,
-    head: Path,
+    pair: tuple[Path, Path],
     prompts: Sequence[Sequence[int]],
     draft_tokens: int,
     draft_sampling: str,
+    dtype: str,
 ) -> OfflineEngine:
     """Start an engine that drafts so many tokens in each step.
 
     Not on vLLM's own worker, whose tokens at temperature 1 are others than the
     target's: ours repairs two of its rejection sampler's CPU kernels.
     """
+    target, head = pair
     recipe = json.loads((head / LOG).read_text())["recipe"]
     arguments, env = start_arguments(
         {
@@ -162,7 +168,7 @@ def _start(
             },
             "engine": {
                 "device": "cpu",
-                "dtype": "float32" if lacks_bfloat16() else "auto",
+                "dtype": dtype,
                 "max_model_len": max(map(len, prompts)) + _ANSWER_TOKENS + draft_tokens,
                 "max_num_seqs": _NUM_SEQS,
                 "kv_cache_memory_bytes": 1 << 30,

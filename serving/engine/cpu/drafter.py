@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serving.engine.compat_cpu import LocalArgmaxMixin, SpecDecodeBaseProposer
+from serving.engine.cpu.drafter_traits import GREEDY_BELOW
 from serving.engine.cpu.drafts import WorkerTimes
 from serving.engine.reclass import reclass
 
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     )
     from serving.engine.cpu.cold_drafter import ColdDrafter
     from serving.engine.shared.faults import FaultGuard
-
-_GREEDY_BELOW = 1e-5
-"""vLLM's own threshold below which a temperature means argmax."""
 
 
 class ConfidenceDrafter(SpecDecodeBaseProposer):
@@ -232,7 +230,7 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         scores = logits.float()
         if temperature is not None and temperature.shape[0] == scores.shape[0]:
             # Greedy rows carry temperature 0 and draft from the raw distribution.
-            divisor = torch.where(temperature < _GREEDY_BELOW, 1.0, temperature)
+            divisor = torch.where(temperature < GREEDY_BELOW, 1.0, temperature)
             scores = scores / divisor.unsqueeze(-1)
         # Two operations; between two passes of a small drafter every one counts.
         self._confidences.append(scores.softmax(dim=-1).amax(dim=-1))

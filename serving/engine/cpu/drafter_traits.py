@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from serving.engine.compat import VllmConfig
 
+GREEDY_BELOW = 1e-5
+"""vLLM's own threshold below which a temperature means argmax."""
+
 _PASS_METHODS = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 """Drafters that are models: a pass for each token, and logits in it."""
 

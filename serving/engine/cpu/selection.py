@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.types import DraftSelection
+from serving.engine.cpu.drafter_traits import GREEDY_BELOW
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from serving.engine.shared.draft_batch import describe_drafts
 from serving.engine.shared.faults import select_checked
@@ -156,7 +157,11 @@ class DraftSelector:
             requests,
             num_draft_tokens,
             confidence,
-            drafts_are_sampled=self._traits.is_sampled,
+            # What is drafted at temperature 0 is a function of the text.
+            drafts_are_sampled=self._traits.is_sampled
+            and any(
+                one.sampling_params.temperature >= GREEDY_BELOW for one in requests
+            ),
             num_coming_tokens=(
                 count_coming_prompt_tokens(scheduler) if scheduler.waiting else 0
             ),
