@@ -163,7 +163,7 @@ def test_what_hinders_is_told_in_its_own_words(tmp_path, engines, monkeypatch, c
     assert bench(tmp_path, "--rounds", "1") == 1
     assert "out of memory" in capsys.readouterr().err
     # A machine too small for all engines is told before they start.
-    memory = argparse.Namespace(available=2 << 30, total=2 << 30)
+    memory = argparse.Namespace(available=3 << 30, total=3 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     engines.widths = []
     assert bench(tmp_path, "--rounds", "1") == 1
