@@ -13,11 +13,10 @@ from loadtest.environment import describe_machine
 LOG = "training_log.json"
 
 
-def describe_hardware() -> dict[str, Any]:
-    """Return what a model's log says of the machine that trained it."""
+def describe_hardware(device: str = "cpu") -> dict[str, Any]:
+    """Return what a model's log says of the machine that trained it, on this device."""
     machine = describe_machine()
-    has_gpu = torch.cuda.is_available()
-    gpu = {"gpu": torch.cuda.get_device_name()} if has_gpu else {}
+    gpu = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
     return gpu | {
         "cpu": machine["cpu"],
         "cores": machine["cores"],

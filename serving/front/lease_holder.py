@@ -159,7 +159,12 @@ class LeaseHolder:
                         if data:
                             lease.refused_by = self._decode_offer(data).replica
                         continue
-                    link = self._links.open(self._decode_offer(data))
+                    try:
+                        link = self._links.open(self._decode_offer(data))
+                    except Exception:
+                        # Its replica still holds a place for it.
+                        stream.cancel()
+                        raise
                     lease.offered = link
                     if kind == ACCEPTED:
                         is_placed, lease.link = True, link
@@ -174,9 +179,6 @@ class LeaseHolder:
             # was called for it, though a lease may be another request's by then.
             reason = "no answer" if isinstance(error, TimeoutError) else "lease ended"
         except Exception as error:
-            # Where its link cannot be opened, the replica still holds a place for it.
-            if stream is not None:
-                stream.cancel()
             reason = DIED if _lost_its_engine(error) else repr(error)
         finally:
             if not is_placed:

@@ -142,7 +142,7 @@ class Trainer:
         corpus = self._corpus(shards)
         return {
             "recipe": asdict(self._recipe),
-            "hardware": describe_hardware(),
+            "hardware": describe_hardware(self._device.type),
             **corpus.size,
             "vocabulary": corpus.common_tokens(self._recipe.draft_vocab_size),
             "shards": shards,
