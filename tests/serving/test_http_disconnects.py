@@ -28,13 +28,17 @@ def test_clients_that_go_free_their_places_and_disturb_nobody(server):
     """In the middle of a stream, or before there is any answer."""
     wait_until(lambda: num_running(server) == 0, 300)
     before = generated(server)
-    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as streams:
+
+    def go_after_the_first_token(_: int) -> None:
+        with server.stream(MAX_TOKENS) as answer:
+            next(answer)
+
+    with ThreadPoolExecutor() as pool:
         survivor = pool.submit(server.complete, max_tokens=300, ignore_eos=True)
-        for _ in range(NUM_STREAMS):
-            next(streams.enter_context(server.stream(MAX_TOKENS)))
+        # Each goes by itself: another that waits for its place holds nobody back.
+        list(pool.map(go_after_the_first_token, range(NUM_STREAMS)))
         with pytest.raises(httpx.ReadTimeout):
             server.complete(timeout=0.5, max_tokens=MAX_TOKENS, ignore_eos=True)
-        streams.close()
         assert survivor.result().json()["usage"]["completion_tokens"] == 300
     wait_until(lambda: num_running(server) == 0, 300)
     # Had the abandoned streams run on, they alone would have made this many.
