@@ -145,15 +145,20 @@ class Admission:
 
         A request for several answers has begun with the first of them.
         """
-        waiting, begun = [], set()
+        waiting, begun, expired = [], set(), []
         for one in requests:
             if one.link is not None or one.lease is not None or one.emitted:
                 begun.add(one.request.external_req_id)
-            elif self._clock() > one.due_s:
+            else:
                 waiting.append(one)
         # What vLLM itself did not make has no such id.
         begun.discard(None)
-        expired = [one for one in waiting if one.request.external_req_id not in begun]
+        for one in waiting:
+            if one.request.external_req_id in begun:
+                # It may be answered when those that have begun have ended.
+                one.due_s = math.inf
+            elif self._clock() > one.due_s:
+                expired.append(one)
         for _ in expired:
             self.on_refusal("expired")
         return expired

@@ -165,11 +165,11 @@ async def test_a_request_for_two_answers_has_begun_with_the_first_of_them(busy):
     streams, waits = (InFlight(request, due_s=0.0) for request in requests)
     streams.emitted.append(1)
     assert busy.client.admission.expire([streams, waits]) == []
-    assert not busy.refusals
-    assert busy.client.admission.expire([waits]) == [waits]
+    # The first may be whole before the other begins.
+    assert busy.client.admission.expire([waits]) == []
     other = InFlight(make_request("another"), due_s=0.0)
     assert busy.client.admission.expire([streams, other]) == [other]
-    assert busy.refusals == {"expired": 2}
+    assert busy.refusals == {"expired": 1}
 
 
 async def test_who_leaves_frees_place_and_seat_at_once(busy):

@@ -140,5 +140,18 @@ def test_the_dashboards_of_releases_live_side_by_side_as_they_were_written():
             # Grafana's own limit.
             assert len(uid) <= 40
             taken += [config_map["metadata"]["name"], place, uid, title]
-            assert shipped | own == json.loads(file.read_text("utf-8")) | own
+            written = json.loads(file.read_text("utf-8"))
+            # Nobody looks at another release by looking at all clusters.
+            for board in (shipped, written):
+                one_of = {one["name"]: one for one in board["templating"]["list"]}
+                choice = one_of["Cluster"]
+                choices = choice.pop("definition"), choice.pop("query")["query"]
+                ours = (
+                    f'{{namespace="{namespace}", '
+                    f'ray_io_cluster=~"{name}-tetris-serve-[a-z0-9]+"}}'
+                )
+                assert [ours in query for query in choices] == [board is shipped] * 2
+                assert ("allValue" in choice) == (board is written)
+                choice.pop("allValue", None)
+            assert shipped | own == written | own
     assert len(set(taken)) == len(taken) == 4 * 3 * len(DASHBOARDS)

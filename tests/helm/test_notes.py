@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import re
 import shutil
 
 import pytest
@@ -73,6 +74,29 @@ def test_the_notes_say_how_to_reach_the_service(render_notes, values, said):
     text = render_notes(*values)
     assert [words for words in said if words not in text] == []
     assert "not authenticated" not in text
+
+
+@pytest.mark.parametrize("autoscales", [True, False])
+def test_an_upgrade_says_how_a_running_cluster_gets_other_numbers(
+    render_notes, autoscales
+):
+    """KubeRay leaves them out of what it compares (`cluster_of` in test_rayservice)."""
+    values = ("config.replicas.min=2", "config.replicas.max=8")
+    values += (f"autoscaling.enabled={str(autoscales).lower()}",)
+    given = chart.options_of("demo-cpu", *values)
+    assert "patch raycluster" not in render_notes(*given)
+    text = render_notes(*given, "--is-upgrade")
+    (patch,) = re.findall(r"patch raycluster .* -p '(.*)'$", text, re.MULTILINE)
+    group = chart.demo(*values).cluster["workerGroupSpecs"][0]
+    names = ["maxReplicas", "minReplicas", *([] if autoscales else ["replicas"])]
+    assert json.loads(patch) == [
+        {
+            "op": "replace",
+            "path": f"/spec/workerGroupSpecs/0/{name}",
+            "value": group[name],
+        }
+        for name in names
+    ]
 
 
 def test_the_default_release_makes_a_key_that_its_fronts_know():

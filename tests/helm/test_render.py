@@ -168,6 +168,20 @@ NAMES = {
 }
 
 
+def test_a_long_name_leaves_room_for_what_kuberay_and_kubernetes_allow():
+    """KubeRay keeps 50 characters of the head's account, a Job's name may have 63."""
+    values = (
+        "modelCache.accessModes={ReadWriteMany}",
+        "modelCache.download.enabled=true",
+    )
+    given = chart.options_of("one-gpu", *values)
+    objects = chart.render(*given, name="a" * 53)
+    assert len(objects.pods["head"]["spec"]["serviceAccountName"]) <= 50
+    (job,) = objects.of_kind("Job")
+    assert len(job["metadata"]["name"]) <= 63
+    assert len(objects.of_kind("RayService")[0]["metadata"]["name"]) == 45
+
+
 @chart.each_example
 def test_names_stay_what_they_are(name):
     """A changed name deletes and recreates the object on the next `helm upgrade`."""

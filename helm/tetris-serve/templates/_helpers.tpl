@@ -1,6 +1,7 @@
 {{/*
-Name of the RayService. KubeRay derives Ray clusters and Services from it, which leaves 47
-characters, and wants it to begin with a letter.
+Name of the RayService, which KubeRay wants to begin with a letter. What is named after it
+leaves 45 characters: KubeRay keeps the last 50 of an account's name (ours is NAME-head), and
+a Job's name, a label's value, may have 63 (NAME-download- and eight more).
 */}}
 {{- define "tetris-serve.fullname" -}}
 {{- $chart := default .Chart.Name .Values.nameOverride -}}
@@ -8,7 +9,7 @@ characters, and wants it to begin with a letter.
 {{- if contains $chart .Release.Name -}}
 {{- $name = .Release.Name -}}
 {{- end -}}
-{{- default $name .Values.fullnameOverride | trunc 47 | trimSuffix "-" -}}
+{{- default $name .Values.fullnameOverride | trunc 45 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "tetris-serve.serviceName" -}}
