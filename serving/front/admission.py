@@ -20,6 +20,7 @@ from serving.engine.compat import GracefulHTTPError
 from serving.front.caller import caller
 from serving.front.refusal import note_retry_after
 from serving.front.request_class import DEADLINE_XARG, DEFAULT_CLASS, find_class
+from serving.front.request_limits import check_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -96,11 +97,13 @@ class Admission:
         """Take a request in, and note what it takes and when it is due.
 
         Raises:
-            GracefulHTTPError: It finds no place (503), or is predicted to miss its
-                deadline (429).
+            GracefulHTTPError: It finds no place (503), is predicted to miss its
+                deadline (429), or is more than an engine can hold (400).
         """
         request = one.request
         params = request.sampling_params
+        if params is not None:
+            check_sampling(params)
         extra = (params.extra_args if params is not None else None) or {}
         class_name = find_class(extra, request.priority, self._classes)
         share = self._classes.get(class_name)
@@ -134,31 +137,31 @@ class Admission:
         if one.hurries:
             self._credit.take_seat(one)
 
-    def note_gone(self, one: InFlight) -> None:
-        """Note that a request that was admitted is there no more."""
+    def note_gone(self, one: InFlight, others: Iterable[InFlight]) -> None:
+        """Note that a request that was admitted is there no more, among others."""
         self._places.free(one.turn.flow)
         if one.caller is not None:
             one.caller.charge(one.num_tokens)
+        whole = one.asked_together
+        if whole is not None and one.emitted:
+            # Of its answers this one has come, so that the others have time.
+            for other in others:
+                if other.asked_together == whole:
+                    other.due_s = math.inf
 
     def expire(self, requests: Iterable[InFlight]) -> list[InFlight]:
         """Return those that are past their deadline before they have begun.
 
         A request for several answers has begun with the first of them.
         """
-        waiting, begun, expired = [], set(), []
+        waiting, begun = [], set()
         for one in requests:
             if one.link is not None or one.lease is not None or one.emitted:
-                begun.add(one.request.external_req_id)
-            else:
-                waiting.append(one)
-        # What vLLM itself did not make has no such id.
-        begun.discard(None)
-        for one in waiting:
-            if one.request.external_req_id in begun:
-                # It may be answered when those that have begun have ended.
-                one.due_s = math.inf
+                begun.add(one.asked_together)
             elif self._clock() > one.due_s:
-                expired.append(one)
+                waiting.append(one)
+        begun.discard(None)
+        expired = [one for one in waiting if one.asked_together not in begun]
         for _ in expired:
             self.on_refusal("expired")
         return expired

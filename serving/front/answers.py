@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -23,7 +24,6 @@ from serving.front.errors import (
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-    from starlette.requests import Request
 
 logger = logging.getLogger("ray.serve")
 
@@ -32,6 +32,9 @@ HEADERS_WITHIN_S: Final = 10.0
 
 FIRST_ANSWER_WITHIN_S: Final = DEFAULT_LLM_ROUTER_HTTP_TIMEOUT
 """Then an answer that has not come, or a stream without a token, is given up."""
+
+_INTERNAL_HEADERS: Final = frozenset((b"x-vllm-priority", b"x-data-parallel-rank"))
+"""What vLLM's routers say to its servers. The former goes before a class's priority."""
 
 _KEEP_ALIVE: Final = ": waiting for an engine\n\n"
 _ERROR_EVENT = re.compile(r'data: \{"error": ')
@@ -44,7 +47,8 @@ async def ask(
 
     Args:
         body: What is asked.
-        request: Its HTTP request; vLLM reads headers of it.
+        request: Its HTTP request; vLLM reads headers of it, but for those that only
+            servers may send.
         create: The handler's method.
 
     Returns:
@@ -56,7 +60,7 @@ async def ask(
     """
     try:
         async with asyncio.timeout(FIRST_ANSWER_WITHIN_S) as limit:
-            answer = await create(body, raw_request=request)
+            answer = await create(body, raw_request=_as_of_a_client(request))
     except (ValueError, VLLMClientError, GracefulHTTPError) as error:
         make_refusal = create.__self__.create_error_response  # type: ignore[attr-defined]  # a bound method
         raise from_engine(make_refusal(error), body) from error
@@ -66,6 +70,13 @@ async def ask(
     if isinstance(answer, ErrorResponse):
         raise from_engine(answer, body)
     return answer
+
+
+def _as_of_a_client(request: Request | None) -> Request | None:
+    if request is None:
+        return None
+    headers = [one for one in request.headers.raw if one[0] not in _INTERNAL_HEADERS]
+    return Request({**request.scope, "headers": headers}, request.receive)
 
 
 async def begin_stream(body: BaseModel, chunks: AsyncGenerator[str, None]) -> Response:

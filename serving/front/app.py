@@ -48,6 +48,7 @@ from serving.front.request_class import (
     set_deadline,
     set_priority,
 )
+from serving.front.request_limits import strip_internal
 from serving.front.running_replicas import running_ids
 from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state, describe_tokenizer
@@ -282,7 +283,7 @@ class Front(PageRoutes):
         if body.vllm_xargs:
             body.vllm_xargs = {
                 name: value
-                for name, value in body.vllm_xargs.items()
+                for name, value in strip_internal(body.vllm_xargs).items()
                 if not name.startswith(INTERNAL_PREFIX)
             }
         set_priority(body, self._classes)

@@ -216,7 +216,7 @@ class FleetClient(EngineCoreClient):
         one = self._requests.pop(request_id)
         if one is not None:
             self.credit.note_left(one)
-            self.admission.note_gone(one)
+            self.admission.note_gone(one, self._requests)
         return one
 
     def _may_lease(self, one: InFlight, num_unsettled: int) -> bool:
@@ -387,7 +387,7 @@ class FleetClient(EngineCoreClient):
         logger.error("Request %s killed an engine alone", one.request_id)
         self._condemned.add(one)
         # It is among the requests no more.
-        self.admission.note_gone(one)
+        self.admission.note_gone(one, self._requests)
         self._fail(one, CONDEMNED, HTTPStatus.BAD_REQUEST)
 
     def _fail(self, one: InFlight, message: str, status: HTTPStatus) -> None:

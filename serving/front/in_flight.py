@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import hashlib
 import math
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from policies.decisions.fairness import Turn
@@ -25,6 +26,9 @@ MAX_SHARED_DEATHS: Final = 2
 _SEED_BITS: Final = 63
 
 _NO_TURN: Final = Turn("", 0.0)
+
+_CHOICE: Final = re.compile(r"\d+_(.+)", re.DOTALL)
+"""As vLLM's `ParentRequest` names each answer of a request for several."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,6 +123,12 @@ class InFlight:
     def request_id(self) -> str:
         """The request's id in the front."""
         return str(self.request.request_id)
+
+    @property
+    def asked_together(self) -> str | None:
+        """What the answers to one request share; None where it has only one."""
+        match = _CHOICE.fullmatch(self.request_id)
+        return match and match[1]
 
     @property
     def engine_id(self) -> str:

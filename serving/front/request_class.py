@@ -6,7 +6,6 @@ its key does, whatever the request says.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +22,10 @@ DEFAULT_CLASS: Final = "default"
 
 DEADLINE_XARG: Final = "deadline_ms"
 """Of the request's last token, from when the front has read it."""
+
+
+MAX_DEADLINE_MS: Final = 1e12
+"""Thirty years; larger integers might be no floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,11 @@ def set_deadline(request: Any) -> str | None:
     if given is None:
         return None
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not (is_number and 0 < given < math.inf):
-        return f"{where}{DEADLINE_XARG}: must be a number of milliseconds above 0"
+    if not (is_number and 0 < given < MAX_DEADLINE_MS):
+        return (
+            f"{where}{DEADLINE_XARG}: must be a number of milliseconds above 0, below "
+            f"{MAX_DEADLINE_MS:.0e}"
+        )
     request.vllm_xargs = {**xargs, DEADLINE_XARG: float(given)}
     return None
 

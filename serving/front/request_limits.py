@@ -9,8 +9,10 @@ These are the server's, the same for all; the body's size is a setting
 from __future__ import annotations
 
 import contextlib
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+from serving.engine.compat import GracefulHTTPError
 from serving.front.errors import ApiError
 
 if TYPE_CHECKING:
@@ -25,11 +27,13 @@ MAX_ITEMS: Final = {
     "stop": 16,
     "stop_token_ids": 128,
     "bad_words": 128,
-    "allowed_token_ids": 65_536,
+    "allowed_token_ids": 1024,
+    "logit_bias": 1024,
     "logprob_token_ids": 128,
     "documents": 256,
 }
-"""Of a list in the field; OpenAI allows 4 stop strings and 128 tools."""
+"""Of what is in the field; OpenAI allows 4 stop strings and 128 tools, and vLLM's
+runner for GPUs holds 1,024 tokens that are allowed or have a bias."""
 
 MAX_PROMPTS: Final = 256
 """Of one request; a list of numbers is one prompt."""
@@ -44,6 +48,12 @@ MAX_NUMBERS: Final = {
 
 MAX_CHOICES: Final = 256
 """Of a request, `n` for each prompt: all are made before the first is let in."""
+
+MAX_BAD_TOKENS: Final = 1024
+MAX_STOP_TOKENS: Final = 128
+MAX_SEED: Final = 2**63 - 1
+"""What vLLM's runner for GPUs holds of a request, the model's own stop tokens included.
+Given more it raises within a step, of which the engine dies."""
 
 MAX_GRAMMAR_CHARS: Final = 65_536
 MAX_REGEX_CHARS: Final = 4096
@@ -76,7 +86,7 @@ def check_limits(value: Mapping[str, Any]) -> None:
     """
     _count_nodes(value, "body", MAX_DEPTH, None)
     for name, most in MAX_ITEMS.items():
-        if isinstance(value.get(name), list) and len(value[name]) > most:
+        if isinstance(value.get(name), list | dict) and len(value[name]) > most:
             raise ApiError(400, f"{name}: must hold at most {most} items", name)
     check_numbers(value)
     prompts = value.get("prompt")
@@ -122,6 +132,28 @@ def check_choices(fields: Mapping[str, Any]) -> None:
         num_prompts = len(prompts)
     if num_prompts * (fields.get("n") or 1) > MAX_CHOICES:
         raise ApiError(400, f"n: prompts times n must be at most {MAX_CHOICES}", "n")
+
+
+def check_sampling(params: Any) -> None:
+    """Refuse what an engine cannot hold, as far as only its tokens tell.
+
+    Args:
+        params: vLLM's `SamplingParams` as an engine gets them.
+
+    Raises:
+        GracefulHTTPError: 400, with the field's name.
+    """
+    bad = sum(map(len, params.bad_words_token_ids or ()))
+    stops = len(params.all_stop_token_ids) if params.min_tokens else 0
+    for name, given, most in (
+        ("bad_words: tokens", bad, MAX_BAD_TOKENS),
+        ("stop_token_ids: with min_tokens they", stops, MAX_STOP_TOKENS),
+        ("seed:", params.seed or 0, MAX_SEED),
+    ):
+        if given > most:
+            raise GracefulHTTPError(
+                f"{name} must be at most {most} (got {given})", HTTPStatus.BAD_REQUEST
+            )
 
 
 def strip_internal(value: Mapping[str, Any]) -> dict[str, Any]:

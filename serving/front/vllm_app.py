@@ -53,9 +53,11 @@ async def build_app_state(hello: Mapping[str, Any], client: FleetClient) -> Stat
             f"the engines run vLLM {hello['vllm_version']}, this front "
             f"{SUPPORTED_VLLM}; give both the same image"
         )
+    config = cloudpickle.loads(hello["config"])
+    send_images_whole(config)
     with keep_serve_log(), _client_is(client):
         llm = AsyncLLM(
-            vllm_config=cloudpickle.loads(hello["config"]),
+            vllm_config=config,
             executor_class=Executor,
             log_stats=False,
             log_requests=False,
@@ -71,6 +73,20 @@ async def build_app_state(hello: Mapping[str, Any], client: FleetClient) -> Stat
         supported_tasks=hello["supported_tasks"],
     )
     return state
+
+
+def send_images_whole(config: Any) -> None:
+    """Have images, and whatever else is no text, sent with each request.
+
+    vLLM sends what its one engine has had before by its name alone; of a front's
+    engines another may come to have the request.
+
+    Args:
+        config: A front's `VllmConfig`.
+    """
+    multimodal = config.model_config.multimodal_config
+    if multimodal is not None:
+        multimodal.mm_processor_cache_gb = 0
 
 
 def describe_tokenizer(app_state: State) -> str:

@@ -92,6 +92,7 @@ class _Seat:
         leases: Those of requests in the engine, by their ids.
         spares: Those kept for a next request, by the ids of the last ones.
         num_waiting: What waits at the front for a replica, this one's share.
+        num_invited: Leases that wait for its token channel.
     """
 
     slot: int
@@ -99,6 +100,7 @@ class _Seat:
     leases: dict[str, _Lease] = dataclasses.field(default_factory=dict)
     spares: dict[str, _Lease] = dataclasses.field(default_factory=dict)
     num_waiting: int = 0
+    num_invited: int = 0
 
 
 class Leases:
@@ -177,12 +179,16 @@ class Leases:
             return
         seat = self._take_seat(front)
         if not seat.linked.is_set():
-            yield OFFER, self._offer
+            seat.num_invited += 1
             try:
+                yield OFFER, self._offer
                 await asyncio.wait_for(seat.linked.wait(), LINK_TIMEOUT_S)
             except TimeoutError:
-                self._leave_later(front)
                 raise LeaseLostError("the front did not connect") from None
+            finally:
+                seat.num_invited -= 1
+                if not seat.linked.is_set():
+                    self._leave_later(front)
             if self._lone is not None:
                 yield BUSY, self._offer
                 return
@@ -332,7 +338,7 @@ class Leases:
         await self._flush()
         seat = self._seats.get(front)
         if seat is not None and not (
-            seat.linked.is_set() or seat.leases or seat.spares
+            seat.linked.is_set() or seat.leases or seat.spares or seat.num_invited
         ):
             del self._seats[front]
             self._relay.take_slot(seat.slot)

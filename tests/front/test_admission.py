@@ -159,17 +159,41 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy):
 
 async def test_a_request_for_two_answers_has_begun_with_the_first_of_them(busy):
     """A client that reads one of them is not cut off because the other waits."""
-    requests = [make_request(name) for name in ("0_both", "1_both")]
-    for request in requests:
-        request.external_req_id = "both"
-    streams, waits = (InFlight(request, due_s=0.0) for request in requests)
+    streams, waits, another = (
+        InFlight(make_request(name), due_s=0.0)
+        for name in ("0_both", "1_both", "1_others")
+    )
     streams.emitted.append(1)
-    assert busy.client.admission.expire([streams, waits]) == []
-    # The first may be whole before the other begins.
-    assert busy.client.admission.expire([waits]) == []
-    other = InFlight(make_request("another"), due_s=0.0)
-    assert busy.client.admission.expire([streams, other]) == [other]
+    # Clients may give several requests one name.
+    streams.request.external_req_id = another.request.external_req_id = "name"
+    expire = busy.client.admission.expire
+    assert expire([streams, waits, another]) == [another]
     assert busy.refusals == {"expired": 1}
+    # The first may be whole before the other begins, and between two looks.
+    busy.client.admission._places.take(streams.turn.flow)
+    busy.client.admission.note_gone(streams, [waits, another])
+    assert expire([waits, another]) == [another]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"bad_words": ["a"], "_bad_words_token_ids": [[1] * 1025]},
+        {"_all_stop_token_ids": set(range(129)), "min_tokens": 1},
+        # As the second answer of a request for two gets it.
+        {"seed": 2**63},
+    ],
+    ids=lambda params: next(iter(params)).strip("_"),
+)
+async def test_what_kills_an_engine_on_a_gpu_never_gets_there(busy, params):
+    """The runner that vLLM has for them raises on it within a step."""
+    request = make_request("deadly")
+    for name, value in params.items():
+        setattr(request.sampling_params, name, value)
+    with pytest.raises(GracefulHTTPError, match="must be at most") as refused:
+        await busy.client.add_request_async(request)
+    assert refused.value.http_status == 400
+    assert busy.client.admission._places.num_taken == 5
 
 
 async def test_who_leaves_frees_place_and_seat_at_once(busy):

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
@@ -64,6 +65,18 @@ async def test_a_stream_that_waits_says_that_it_is_alive_until_it_takes_too_long
     monkeypatch.setattr(answers, "FIRST_ANSWER_WITHIN_S", 0.1)
     error = error_in((await read(chunks(FIRST, pause_s=60.0)))[-1])
     assert (error["code"], error["type"]) == (408, "RequestTimeoutError")
+
+
+async def test_vllm_reads_no_header_that_only_its_routers_may_send():
+    """A priority there would go before that of the class, and of the caller's key."""
+    sent = {"X-Vllm-Priority": "-9", "X-Data-Parallel-Rank": "1", "X-Request-ID": "own"}
+
+    async def create(_body: Any, raw_request: Request) -> dict[str, str]:
+        return dict(raw_request.headers)
+
+    raw = [(name.lower().encode(), value.encode()) for name, value in sent.items()]
+    request = Request({"type": "http", "headers": raw})
+    assert await answers.ask(BODY, request, create) == {"x-request-id": "own"}
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -35,6 +35,8 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
     "n": {"n": 1000},
     "best_of": {"best_of": 129},
     "top_k": {"top_k": 10**20},
+    "allowed_token_ids": {"allowed_token_ids": [1] * 1025},
+    "logit_bias": {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)},
     "stream_interval": {"stream_interval": 2**63},
     "prompt": {"prompt": ["a"] * 257},
     "body": {"chat_template_kwargs": nested(100_000)},
@@ -114,7 +116,12 @@ def test_what_servers_say_to_each_other_is_stripped(kind, rest):
             "model": "demo",
             "request_id": "mine",
             "kv_transfer_params": {"remote_host": "x"},
-            "vllm_xargs": {EMITTED_TOKEN_IDS: [1], "tetris_else": 1, "own": 1},
+            "vllm_xargs": {
+                EMITTED_TOKEN_IDS: [1],
+                "tetris_else": 1,
+                "kv_transfer_params": "x",
+                "own": 1,
+            },
         }
     )
     assert body.kv_transfer_params is None

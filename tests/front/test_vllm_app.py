@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -102,3 +103,23 @@ def test_a_host_without_a_device_can_be_a_front_that_forgets_whom_it_refuses(tmp
     assert "served on UnspecifiedPlatform" in done.stdout
     assert done.stdout.count("refused with 503") == 2
     assert "kept 1 1 0" in done.stdout
+
+
+def test_what_is_no_text_comes_with_every_request():
+    """Of a front's engines, another may have had it before."""
+    from vllm.config import MultiModalConfig, ParallelConfig
+    from vllm.multimodal.cache.factories import processor_cache_from_config
+
+    from serving.front.vllm_app import send_images_whole
+
+    multimodal = MultiModalConfig()
+    model = SimpleNamespace(
+        supports_multimodal_inputs=True,
+        multimodal_config=multimodal,
+        get_multimodal_config=lambda: multimodal,
+        get_inputs_embeds_size=lambda: 1,
+    )
+    config = SimpleNamespace(model_config=model, parallel_config=ParallelConfig())
+    assert processor_cache_from_config(config) is not None
+    send_images_whole(config)
+    assert processor_cache_from_config(config) is None

@@ -48,6 +48,7 @@ BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
     "min_p, which speculation rules out": (chat(min_p=0.2), "min_p"),
     "tools that are a number": (chat(tools=5), "tools"),
     "a deadline that is none": (prompt(deadline_ms="soon"), "deadline_ms"),
+    "a deadline beyond floats": (prompt(deadline_ms=10**400), "deadline_ms"),
     "a deadline of true": (prompt(deadline_ms=True), "deadline_ms"),
     "a deadline of nothing": (prompt(deadline_ms=0), "deadline_ms"),
     "a deadline in the past": (chat(vllm_xargs={"deadline_ms": -5}), "deadline_ms"),
