@@ -94,7 +94,10 @@ def _collect(settings: Settings) -> Iterator[tuple[str, str]]:
     http = settings.http
     port = Environment.read().port or http.port
     yield "health.json", _ask(f"http://127.0.0.1:{port}/health")
-    yield "metrics.txt", _ask(f"http://127.0.0.1:{http.metrics_port}/metrics")
+    metrics = _ask(f"http://127.0.0.1:{http.metrics_port}/metrics")
+    # `up` moves on where somebody else has the port.
+    is_rays = re.search(r"^ray_|: no answer", metrics, re.MULTILINE)
+    yield "metrics.txt", metrics if is_rays else "another program's, left out\n"
     folder = find_logs()
     logs = [path for pattern in _LOGS for path in folder.glob(pattern)]
     # The latest first, where there are more than anybody reads.

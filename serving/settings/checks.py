@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from serving.settings.finding import Finding
 from serving.settings.report import did_you_mean
 
 if TYPE_CHECKING:
@@ -150,6 +151,21 @@ def _extra_disagreements(settings: "Sections") -> Iterator[str]:
         else:
             continue
         yield f"engine.extra.{name}: {reason}"
+
+
+def find_idle_seats(settings: "Sections") -> Iterator[Finding]:
+    """Yield a warning where an engine has seats that no request can come to."""
+    seats, most = (
+        settings.engine.max_num_seqs,
+        settings.replicas.max_ongoing_requests,
+    )
+    if most < seats:
+        yield Finding(
+            "warning",
+            "replicas.max_ongoing_requests",
+            f"lets {most} requests to an engine of {seats} seats "
+            f"(engine.max_num_seqs); set it to {2 * seats}",
+        )
 
 
 def _replica_disagreements(settings: "Sections") -> Iterator[str]:

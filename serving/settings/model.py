@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import yaml
 from pydantic import ValidationError, model_validator
 
-from serving.settings.checks import find_disagreements
+from serving.settings.checks import find_disagreements, find_idle_seats
 from serving.settings.finding import Finding
 from serving.settings.gone import drop_front_choice
 from serving.settings.names import means_the_same
@@ -114,7 +114,7 @@ def parse_settings(
         raise SettingsError(
             [f"{source}: {problem}" for problem in describe(error, Settings)]
         ) from None
-    settings._findings = tuple(findings)
+    settings._findings = (*findings, *find_idle_seats(settings))
     return _with_absolute_paths(settings, base_dir or Path.cwd())
 
 

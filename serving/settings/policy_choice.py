@@ -64,9 +64,15 @@ def _choose(policy: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, st
 
 def _idle_lengths(policy: Mapping[str, Any]) -> Iterator[Finding]:
     deepest = policy.get("max_draft_tokens")
-    if not chooses_depth(str(policy["name"])) or deepest is None:
+    if deepest is None:
         return
-    if policy.get("draft_tokens") is not None:
+    if policy["name"] == "fixed":
+        yield Finding(
+            "warning",
+            "policy.max_draft_tokens",
+            "has no use for fixed, which drafts policy.draft_tokens; write that",
+        )
+    if chooses_depth(str(policy["name"])) and policy.get("draft_tokens") is not None:
         yield Finding(
             "note",
             "policy.draft_tokens",

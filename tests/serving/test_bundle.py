@@ -16,7 +16,7 @@ from tests.serving.test_settings import minimal
 
 @pytest.fixture
 def port(tmp_path):
-    (tmp_path / "metrics").write_text("tetris_running_requests 3\n")
+    (tmp_path / "metrics").write_text("ray_tetris_running_requests 3\n")
     serve = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), serve) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
@@ -43,7 +43,7 @@ def test_the_archive_tells_what_runs_and_no_secret(tmp_path, monkeypatch, port):
     file = tmp_path / "bundle.tar.gz"
     assert bundle(settings, file) == 0
     parts = read(file)
-    assert "tetris_running_requests 3" in parts["metrics.txt"]
+    assert "ray_tetris_running_requests 3" in parts["metrics.txt"]
     assert "health.json" in parts
     assert '"ray":' in parts["versions.json"]
     assert "max_draft_tokens" in parts["settings.yaml"]
@@ -54,6 +54,10 @@ def test_the_archive_tells_what_runs_and_no_secret(tmp_path, monkeypatch, port):
     everything = "".join(parts.values())
     for secret in ("hunter2", "hf_abcdefghijk", "abcdefgh12345"):
         assert secret not in everything
+    # `up` takes another port where somebody has this one.
+    (tmp_path / "metrics").write_text("somebody_elses 3\n")
+    assert bundle(settings, file) == 0
+    assert "somebody" not in read(file)["metrics.txt"]
 
 
 def test_without_a_server_or_a_place_for_it_it_says_so(tmp_path, monkeypatch, capsys):

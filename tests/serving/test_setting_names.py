@@ -90,6 +90,21 @@ FIXED = (
 OLD = "warning: policy.extra_draft_tokens: is an old name; write max_draft_tokens: 4"
 
 
+def test_what_would_do_nothing_is_told():
+    data = minimal(engine={"max_num_seqs": 100}, policy={"name": "fixed"})
+    told = (
+        "warning: replicas.max_ongoing_requests: lets 64 requests to an engine of 100 "
+        "seats (engine.max_num_seqs); set it to 200"
+    )
+    assert findings_of(data) == [told]
+    data = minimal(policy={"name": "fixed", "max_draft_tokens": 8})
+    told = (
+        "warning: policy.max_draft_tokens: has no use for fixed, which drafts "
+        "policy.draft_tokens; write that"
+    )
+    assert findings_of(data) == [told]
+
+
 @pytest.mark.parametrize(
     ("policy", "lengths", "told"),
     [
