@@ -69,7 +69,9 @@ def estimate_gain(
     The variance is that of the linearised ratio, from sums over batches of blocks in
     the order of time: what blocks have in common with those next to them stays within a
     batch, and nothing need be known of it. Few batches cost some width, which Student's
-    quantile tells (batch means: Schmeiser 1982).
+    quantile tells (batch means: Schmeiser 1982). What n blocks of a load differ by from
+    their own sums is too small by (n - 1) / n; a single one tells nothing of how wrong
+    it may be, and its load counts as one without any.
 
     Args:
         loads: Sums by class of load.
@@ -95,14 +97,15 @@ def estimate_gain(
         prompt_slope = target_slope + (first_slope if drafts else 0.0)
         rest_ms = 0.0 if drafts else sums.rest_ms
         own = np.flatnonzero(buckets == bucket)
-        if own.size and sums.num:
+        if own.size > 1 and sums.num:
             # Where all passes are as wide, that of all loads.
             slopes = prompt_slope, target_slope or usual_slope
             columns = np.array([_columns(blocks[n], sums, *slopes) for n in own]).T
             ms, pace, num_steps, tokens = columns.sum(axis=1).tolist()
             shares = columns / columns.sum(axis=1, keepdims=True)
             arm_ms = sums.tokens * (ms / tokens) / (pace / num_steps)
-            influence[own] = arm_ms * (shares[0] - shares[1] + shares[2] - shares[3])
+            apart = shares[0] - shares[1] + shares[2] - shares[3]
+            influence[own] = arm_ms * apart * math.sqrt(own.size / (own.size - 1))
         elif sums.num_rest and not drafts:
             # The policy rests, and tries drafting now and then.
             plain_ms = sums.rest_ms - target_slope * sums.num_rest_prompt

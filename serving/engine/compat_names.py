@@ -137,6 +137,7 @@ SCHEDULER: Final[Table] = {
     },
     "vllm.config:SchedulerConfig": {
         "policy max_num_seqs max_num_batched_tokens async_scheduling": "limits",
+        "long_prefill_token_threshold": "whether long prompts let others overtake",
     },
 }
 """Under both schedulers."""

@@ -36,7 +36,7 @@ def make_request(
     )
 
 
-def make_scheduler(running, waiting, *, num_free, num_blocks=1000):
+def make_scheduler(running, waiting, *, num_free, num_blocks=1000, threshold=0):
     pool = {"num_gpu_blocks": num_blocks, "get_num_free_blocks": lambda: num_free}
     cache = {"watermark_blocks": 2, "block_pool": SimpleNamespace(**pool)}
     return SimpleNamespace(
@@ -49,6 +49,7 @@ def make_scheduler(running, waiting, *, num_free, num_blocks=1000):
         num_spec_tokens=0,
         block_size=BLOCK,
         kv_cache_manager=SimpleNamespace(**cache),
+        scheduler_config=SimpleNamespace(long_prefill_token_threshold=threshold),
     )
 
 
@@ -79,6 +80,14 @@ def test_the_rest_of_what_is_under_way_is_kept_free_in_full(under_way):
     limit(scheduler)
     # vLLM's own check alone, 20 of 30 free, would let the second one in.
     assert scheduler.kv_cache_manager.watermark_blocks >= 12
+
+
+def test_a_long_prompt_that_others_overtook_leaves_them_their_tokens():
+    """vLLM lets them in while a long one is under way, with this setting alone."""
+    prompt, others = make_request(2000, num_computed=64), [make_request(9, 3)] * 2
+    scheduler = make_scheduler([prompt, *others], [], num_free=500, threshold=64)
+    limit(scheduler)
+    assert scheduler.running == [*others, prompt]
 
 
 def test_the_load_counts_prompts_and_outputs_still_to_come():

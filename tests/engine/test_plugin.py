@@ -23,6 +23,7 @@ TETRIS = {"policy": "tetris", "draft_tokens": 2, "max_draft_tokens": 4}
 def make_config(section=TETRIS, *, data_parallel_size=1, **speculative):
     """Stand in for the parts of a vLLM configuration that are read."""
     drafter = {
+        "method": "draft_model",
         "num_speculative_tokens": 4,
         "num_speculative_tokens_per_batch_size": [[1, 16, 4]],
         **speculative,
@@ -71,6 +72,10 @@ def test_a_policy_is_read_by_new_names_and_old(section, spec, warned, caplog):
         (
             make_config(num_speculative_tokens=3),
             r"drafts 4 tokens .*num_speculative_tokens is 3: raise it",
+        ),
+        (
+            make_config(method="suffix", num_speculative_tokens=8),
+            r"drafts 4 tokens, but vLLM's suffix drafts up to 8.*: redeploy",
         ),
         (
             SimpleNamespace(**vars(make_config()) | {"speculative_config": None}),

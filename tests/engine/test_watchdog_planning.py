@@ -132,6 +132,24 @@ def test_a_client_that_hangs_up_during_a_step_is_no_fault(tiny_pair):
         assert heard[-1].req_ids == tuple(others)
 
 
+@pytest.mark.parametrize("policy", ["fixed", "goodput"])
+def test_nothing_is_drafted_where_nobody_may_use_it(tiny_pair, policy):
+    """Audits would take it for speculation that fails, and hold it back from all."""
+    from tests.engine.stand_in_worker import StandInWorker, add_requests
+
+    scheduler = Run(tiny_pair, policy=policy).scheduler
+    off = {"extra_args": {"speculative_decoding": "off"}}
+    add_requests(scheduler, 2, prefix="opted_out", **off)
+    # What the prompt brings is all of its answer.
+    add_requests(scheduler, 1, prefix="one", max_tokens=1)
+    worker = StandInWorker()
+    for _ in range(3):
+        assert worker.step(scheduler).num_spec_tokens_to_schedule == 0
+    # Stop tokens are barred from its first block, so that it is drafted for later.
+    add_requests(scheduler, 1, prefix="short", min_tokens=1)
+    assert worker.step(scheduler).num_spec_tokens_to_schedule > 0
+
+
 def test_no_try_is_made_of_who_cannot_have_drafts(tiny_pair):
     """Who opted out, is at the end, or has not had its whole prompt yet."""
     from tests.engine.stand_in_worker import StandInWorker, add_requests

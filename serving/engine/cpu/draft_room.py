@@ -105,6 +105,18 @@ class DraftRooms:
         num_usable, _ = self._limit_unseen(request, position + 1)
         return num_usable > position and not request.is_prefill_chunk
 
+    def may_anybody_draft(self, requests: Iterable[Request]) -> bool:
+        """Tell whether any draft, in this step or later, can be of use to any."""
+        find = self._rooms.get
+        for request in requests:
+            room = find(request.request_id)
+            if room is not None and request.num_tokens <= room.num_tokens:
+                return True
+            num_usable, reason = self._limit_unseen(request, 1)
+            if num_usable > 0 or reason == "min_tokens":
+                return True
+        return False
+
     def _limit_unseen(self, request: Request, num_drafts: int) -> tuple[int, str]:
         """Return how many drafts can be of use, without a look at them, and why.
 

@@ -245,6 +245,11 @@ class TetrisScheduler(PlannerHost, Scheduler):
         depth = self._choose_depth(len(output.num_scheduled_tokens))
         if self._drafter.has_one_depth:
             depth = self.num_spec_tokens
+        elif depth and not self._drafts.rooms.may_anybody_draft(
+            map(self.requests.__getitem__, output.num_scheduled_tokens)
+        ):
+            # The planner would take what nobody may use for drafts that are rejected.
+            depth = 0
         if depth is None:
             return
         output.num_spec_tokens_to_schedule = depth

@@ -122,6 +122,10 @@ class BatchLimits:
     def apply(self, plan: BatchPlan, load: EngineLoad) -> None:
         """Set the limits of the coming step."""
         scheduler = self._scheduler
+        if scheduler.scheduler_config.long_prefill_token_threshold > 0:
+            # vLLM gives tokens out in this order, and those that decode come after a
+            # long prompt that was let in before them: it would take their share.
+            scheduler.running.sort(key=_is_prefill_chunk)
         scheduler.max_num_scheduled_tokens = min(
             self._max_tokens, load.num_decode_tokens + plan.max_prefill_tokens
         )
@@ -205,6 +209,10 @@ class BatchLimits:
             for request in requests
             for num_output in (request.num_output_tokens,)
         ]
+
+
+def _is_prefill_chunk(request: Request) -> bool:
+    return bool(request.is_prefill_chunk)
 
 
 def foresee_growth(

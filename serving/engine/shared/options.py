@@ -90,6 +90,14 @@ def _check_engine(spec: PolicySpec, vllm_config: VllmConfig) -> None:
             "speculative_config.num_speculative_tokens is "
             f"{speculative.num_speculative_tokens}: raise it or lower the policy"
         )
+    if speculative.method == "suffix" and (
+        spec.max_depth < speculative.num_speculative_tokens
+    ):
+        raise ValueError(
+            f"policy {spec.name!r} drafts {spec.max_depth} tokens, but vLLM's suffix "
+            f"drafts up to {speculative.num_speculative_tokens}, as this engine was "
+            "started: redeploy with the other length"
+        )
 
 
 def wants_watchdog(section: Mapping[str, Any]) -> bool:
