@@ -83,7 +83,7 @@ def test_the_rest_of_what_is_under_way_is_kept_free_in_full(under_way):
 
 
 def test_a_long_prompt_that_others_overtook_leaves_them_their_tokens():
-    """vLLM lets them in while a long one is under way, with this setting alone."""
+    """With this setting alone vLLM lets them in while a long one is under way."""
     prompt, others = make_request(2000, num_computed=64), [make_request(9, 3)] * 2
     scheduler = make_scheduler([prompt, *others], [], num_free=500, threshold=64)
     limit(scheduler)
