@@ -78,6 +78,7 @@ def render_first_page():
 def render_http_path():
     """Render what the front costs: ours over `vllm serve`, and CPU time by process."""
     names = ["tokens/s", "time to first token", "CPU time outside the engine"]
+    names += ["with Ray's daemons", "ms between chunks"]
     lines = [["", "in flight", *names]]
     for folder, model in (
         ("http", "tiny pair"),
@@ -89,6 +90,7 @@ def render_http_path():
             (one["arm"], one["against"], one["load"], one["metric"]): one
             for one in results["ratios"]
         }
+        rows = {(row["arm"], row["load"]): row for row in results["rows"]}
         loads = dict.fromkeys(load for *_, load, _ in ratios)
         for policy, pair in (("none", "ours vllm"), ("fixed:2", "ours2 vllm2")):
             ours, theirs = pair.split()
@@ -99,10 +101,21 @@ def render_http_path():
                         "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**one)
                         for one in found
                     ]
+                    cells += compare_medians(rows[ours, load], rows[theirs, load])
                     lines.append(
                         [f"{model}, `{policy}`", load.partition(":")[2], *cells]
                     )
     return f"{write_table(lines)}\n\n{render_processes()}"
+
+
+def compare_medians(ours, theirs):
+    """Return CPU time with all that runs, over theirs, and both times of chunks."""
+    spent = [
+        row["cpu_ms_per_token"]["median"] + row["ray_cpu_ms_per_token"]["median"]
+        for row in (ours, theirs)
+    ]
+    chunks = [row["itl_p50_ms"]["median"] for row in (theirs, ours)]
+    return f"{spent[0] / spent[1]:.2f}", "{:.0f} to {:.0f}".format(*chunks)
 
 
 def render_processes():
@@ -120,6 +133,12 @@ def render_processes():
         for role in roles:
             cells = [f"{by_role[arm, load][role]:.2f}" for load in loads]
             lines.append([f"{arm}: {role}", *cells])
+    rays = {
+        row["load"]: row["ray_cpu_ms_per_token"]["median"]
+        for row in results["rows"]
+        if row["arm"] == "ours"
+    }
+    lines.append(["ours: Ray's daemons", *(f"{rays[load]:.2f}" for load in loads)])
     return write_table(lines)
 
 

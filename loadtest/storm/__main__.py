@@ -7,9 +7,10 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from loadtest.argument_types import read_positive
 from loadtest.compare.arms import parse_arm
@@ -33,6 +34,11 @@ from .streams import run_streams
 
 _FLEET = ("http.fronts.min=2", "http.fronts.max=2", "engine.dtype=float32")
 _say = partial(print, flush=True)
+
+_FEW: Final = 50
+"""Replayed streams, of which about one in five is sampled."""
+
+_MOST: Final = 0.9
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,7 +74,22 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"incomplete: {results['incomplete']}")
     _say(f"results are in {options.output}")
     bad = streams.get("failed"), streams.get("corrupted"), results["incomplete"]
-    return int(any(bad) or not results["law"].get("holds", True))
+    return int(any(bad) or not is_shown(results))
+
+
+def is_shown(results: Mapping[str, Any]) -> bool:
+    """Tell whether the law of replayed streams holds, and could have been found not to.
+
+    A few replays say nothing of it, and need not.
+    """
+    law, replayed = results["law"], results["replayed_streams"]
+    if replayed == 0:
+        return not results["replays"]
+    if replayed < _FEW:
+        return bool(law.get("holds", True))
+    # Else cuts were not where they were taken to be.
+    are_found = law.get("as_derived", 0) >= _MOST * law.get("streams", 1)
+    return bool(law.get("holds") and law["control_fails"] and are_found)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from .cases import Case
+from .changes import CHANGES
 from .streams import Stream
 
 NEAR_TIE: Final = 1e-4
@@ -47,7 +48,7 @@ class Judge:
         """Count what became of a stream, and return it."""
         what, why = self._compare(stream)
         self.counts[what] += 1
-        if why and len(self.examples) < _MAX_EXAMPLES:
+        if why and what != "cut" and len(self.examples) < _MAX_EXAMPLES:
             example = {"what": what, "kind": stream.case.kind, "why": why}
             self.examples.append(example)
         return what
@@ -103,11 +104,14 @@ def describe_stalls(
     """Return how long streams stood still, by what was killed, in milliseconds.
 
     Of `all` streams under way, and of those that were `replayed` alone: each at so many
-    of its kills, where it stood still longest.
+    of its kills, where it stood still longest. Of what operators do, which lasts, those
+    count that were under way meanwhile.
     """
     gaps_s: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for stream in streams:
-        found = [(stream.gap_at(one["at_s"]), one["kind"]) for one in kills]
+        found = [
+            (stream.gap_at(one["at_s"], _lasts_s(one)), one["kind"]) for one in kills
+        ]
         stood = [(gap_s, kind) for gap_s, kind in found if gap_s is not None]
         # No engine dies with a front.
         may_move = [one for one in stood if one[1] != "front"]
@@ -119,6 +123,10 @@ def describe_stalls(
         kind: {of: _describe(those) for of, those in own.items()}
         for kind, own in gaps_s.items()
     }
+
+
+def _lasts_s(kill: Mapping[str, Any]) -> float:
+    return (kill["recovered_after_s"] or 0.0) if kill["kind"] in CHANGES else 0.0
 
 
 def describe_timeline(

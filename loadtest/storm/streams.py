@@ -71,24 +71,27 @@ class Stream:
         num_ended = len(self.finish_reasons)
         return self.error is None and num_ended == self.case.num_answers
 
-    def gap_at(self, when_s: float) -> float | None:
-        """Return how long nothing came after a kill; None if it was not under way."""
-        at = self.find_gap(when_s)
+    def gap_at(self, when_s: float, lasts_s: float = 0.0) -> float | None:
+        """Return how long nothing came after a kill; None if it was not under way.
+
+        What lasts, unlike a kill, may stop a stream at any time meanwhile.
+        """
+        at = self.find_gap(when_s, lasts_s)
         return None if at is None else self.times_s[at + 1] - self.times_s[at]
 
-    def find_gap(self, when_s: float) -> int | None:
+    def find_gap(self, when_s: float, lasts_s: float = 0.0) -> int | None:
         """Return which part the longest gap follows that a kill can have made.
 
         Parts that were on their way still come after it.
         """
-        times_s = self.times_s
-        if not times_s or not times_s[0] <= when_s < times_s[-1]:
+        times_s, until_s = self.times_s, when_s + lasts_s
+        if not times_s or times_s[0] > until_s or times_s[-1] <= when_s:
             return None
         pairs = enumerate(itertools.pairwise(times_s))
         gaps = [
             (after - before, at)
             for at, (before, after) in pairs
-            if before < when_s + _SOON_S and after > when_s
+            if before < max(until_s, when_s + _SOON_S) and after > when_s
         ]
         return max(gaps)[1]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from loadtest.storm import killer
+from loadtest.storm.__main__ import is_shown
 from loadtest.storm.cases import NUM_TOKENS, PLAIN, SAMPLED, Case, make_cases
 from loadtest.storm.judge import Judge, describe_stalls, describe_timeline
 from loadtest.storm.law import derive_seed, find_replayed, judge_law, score_tokens
@@ -59,7 +60,7 @@ def test_streams_are_judged_by_those_of_an_undisturbed_run(became, verdict):
     judge = Judge(known, front_kills_s=[5.0])
     assert judge.judge(became) == verdict
     assert judge.counts == {verdict: 1}
-    assert len(judge.examples) == (verdict not in ("equal", "whole"))
+    assert len(judge.examples) == (verdict not in ("equal", "whole", "cut"))
 
 
 def test_every_answer_has_to_part_at_a_tie_and_log_probabilities_count():
@@ -99,6 +100,36 @@ def test_a_stall_is_the_longest_after_the_kill_of_streams_under_way():
     assert [*found["engine"]["all"].values()] == [2, 2250, 3650, 3965, 4000]
     assert [*found["engine"]["replayed"].values()] == [1, 4000, 4000, 4000, 4000]
     assert "replayed" not in found["front"]
+
+
+def test_what_operators_do_may_stop_a_stream_at_any_time_meanwhile():
+    streams = [stream(times_s=[8.0, 9.0, 14.0, 15.0]), stream(times_s=[0.0, 1.0, 3.0])]
+    change = {"kind": "redeploy", "at_s": 2.0, "recovered_after_s": 10.0}
+    found = describe_stalls(streams, [change], {})
+    assert found["redeploy"]["all"]["max_ms"] == 5000
+    assert found["redeploy"]["all"]["streams"] == 2
+    kill = {"kind": "engine", "at_s": 2.0, "recovered_after_s": 10.0}
+    assert describe_stalls(streams, [kill], {})["engine"]["all"]["max_ms"] == 2000
+
+
+@pytest.mark.parametrize(
+    ("replayed", "law", "shown"),
+    [
+        (60, {"streams": 10, "as_derived": 10, "holds": True}, True),
+        (60, {"streams": 10, "as_derived": 10, "holds": False}, False),
+        (60, {"streams": 10, "as_derived": 5, "holds": True}, False),
+        (60, {"streams": 0, "holds": True, "control_fails": False}, False),
+        (60, {}, False),
+        (3, {"streams": 1, "as_derived": 1, "holds": True}, True),
+        (3, {"streams": 1, "as_derived": 1, "holds": False}, False),
+        # Moved, by the fronts' counts, but their logs know none.
+        (0, {}, False),
+    ],
+)
+def test_a_law_that_nothing_was_seen_of_is_not_said_to_hold(replayed, law, shown):
+    law = {"control_fails": True, **law} if law else law
+    results = {"replayed_streams": replayed, "replays": 60.0, "law": law}
+    assert is_shown(results) == shown
 
 
 def test_replays_are_read_off_all_fronts_logs(tmp_path):
