@@ -51,6 +51,9 @@ def main() -> None:
         sys.exit(f"TETRIS_DEVICE is {device!r}: use cpu or gpu")
     # Resolved, because one place under two names would be made anew each time.
     venv = Path(os.environ.get("TETRIS_VENV") or ROOT / ".venv").resolve()
+    if len(str(venv).split()) > 1:
+        # Ray hands a worker's Python to a shell as it is.
+        sys.exit(f"{venv} has a blank in it: name another folder by TETRIS_VENV")
     extras = ["loadtest", "dev"][: 2 if arguments.dev else arguments.loadtest]
     # By default this would end this process and leave an installer at work.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -117,11 +117,25 @@ def _ask_ray(node_id: str, deadline_s: int) -> None:
 def _wait_until_empty(
     count_busy: Callable[[], int], ends_s: float, console: Console
 ) -> int:
-    """Wait until nothing is busy, and return how many are when time is up."""
-    while (left := count_busy()) and time.monotonic() < ends_s:
-        console.step(f"draining: {left} replicas or proxies left")
+    """Wait until nothing is busy, and return how many are when time is up.
+
+    Ray drains by itself: while its head is away, what is left is not known.
+
+    Raises:
+        DrainError: Ray does not answer when time is up.
+    """
+    while True:
+        try:
+            left = count_busy()
+            said = f"{left} replicas or proxies left"
+        except DrainError as error:
+            if time.monotonic() >= ends_s:
+                raise
+            left, said = 1, str(error)
+        if not left or time.monotonic() >= ends_s:
+            return left
+        console.step(f"draining: {said}")
         time.sleep(_POLL_S)
-    return left
 
 
 def _count_busy(node_id: str) -> int:

@@ -11,6 +11,7 @@ from serving.settings.key_file import (
     SCOPES,
     KeyEntry,
     hash_key,
+    locked,
     make_key,
     read_keys,
     write_keys,
@@ -61,9 +62,6 @@ def _report(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
 
 
 def _new(args: argparse.Namespace) -> int:
-    keys = read_keys(args.file) if args.file.exists() else {}
-    if args.name in keys:
-        raise ValueError(f"{args.name}: has a key already; revoke it first")
     key = make_key()
     limits = {
         name: getattr(args, name)
@@ -75,7 +73,11 @@ def _new(args: argparse.Namespace) -> int:
         request_class=args.request_class,
         **limits,
     )
-    write_keys(args.file, {**keys, args.name: entry})
+    with locked(args.file):
+        keys = read_keys(args.file) if args.file.exists() else {}
+        if args.name in keys:
+            raise ValueError(f"{args.name}: has a key already; revoke it first")
+        write_keys(args.file, {**keys, args.name: entry})
     Console().say(key)
     return 0
 
@@ -89,8 +91,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    keys = read_keys(args.file)
-    if keys.pop(args.name, None) is None:
-        raise ValueError(f"{args.name}: has no key in {args.file}")
-    write_keys(args.file, keys)
+    with locked(args.file):
+        keys = read_keys(args.file)
+        if keys.pop(args.name, None) is None:
+            raise ValueError(f"{args.name}: has no key in {args.file}")
+        write_keys(args.file, keys)
     return 0

@@ -15,7 +15,12 @@ from serving.commands.doctor import check_memory
 from serving.contract import MovedNamesError
 from serving.local import ports
 from serving.local.haproxy import own_haproxy
-from serving.local.local_ray import LocalRay, prepare_environment, token_file
+from serving.local.local_ray import (
+    DISPENSABLE,
+    LocalRay,
+    prepare_environment,
+    token_file,
+)
 from serving.local.startup import (
     StartupError,
     find_root_causes,
@@ -34,6 +39,7 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _WATCH_PERIOD_S: Final = 1.0
 _ANSWER_TIMEOUT_S: Final = 60.0
+_FIRST_UNPRIVILEGED: Final = 1024
 _EXIT_FAILED: Final = 1
 _EXIT_FORCED: Final = 130
 
@@ -143,11 +149,14 @@ def _claim_ports(settings: Settings) -> LocalRay:
         raise SettingsError([f"http.host: {error}; set 127.0.0.1"]) from None
     if not http_is_free:
         owner = ports.owner_of(http.port)
+        why = f"is in use{f' by {owner}' if owner else ''}"
+        if owner is None and http.port < _FIRST_UNPRIVILEGED:
+            why += ", or takes privileges"
+        above = min(max(http.port + 1, _FIRST_UNPRIVILEGED), 65000)
         raise SettingsError(
             [
-                f"http.port: {http.port} is in use{f' by {owner}' if owner else ''}; "
-                "choose another one, e.g. --port "
-                f"{ports.find_free(http.host, min(http.port + 1, 65000))}"
+                f"http.port: {http.port} {why}; choose another one, e.g. --port "
+                f"{ports.find_free(http.host, above)}"
             ]
         )
     dashboard = ports.find_free(
@@ -195,9 +204,9 @@ def _start(settings: Settings, ray_instance: LocalRay, console: Console) -> None
     )
 
     def check_alive() -> None:
-        dead = ray_instance.find_dead_process()
-        if dead is not None:
-            raise StartupError(f"Ray's {dead} has died; see {ray_instance.log_dir}")
+        for dead in ray_instance.find_dead_processes():
+            if dead not in DISPENSABLE:
+                raise StartupError(f"Ray's {dead} has died; see {ray_instance.log_dir}")
 
     wait_until_running(
         APP_NAME, settings.replicas.start_timeout_s, console.step, check_alive
@@ -245,12 +254,17 @@ Ctrl-C stops everything."""
 
 
 def _watch(ray_instance: LocalRay, console: Console) -> NoReturn:
+    gone: set[str] = set()
     while True:
-        dead = ray_instance.find_dead_process()
-        if dead is not None:
-            if not ray_instance.revive(dead):
+        for dead in ray_instance.find_dead_processes():
+            if dead in DISPENSABLE:
+                if dead not in gone:
+                    console.say(f"Ray's {dead} has died; requests do without it.")
+                gone.add(dead)
+            elif ray_instance.revive(dead):
+                console.say(f"Ray's {dead} had died and was started again.")
+            else:
                 raise StartupError(f"Ray's {dead} has died")
-            console.say(f"Ray's {dead} had died and was started again.")
         time.sleep(_WATCH_PERIOD_S)
 
 

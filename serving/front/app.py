@@ -267,7 +267,7 @@ class Front(PageRoutes):
 
     def _prepare(self, body: Any) -> None:
         """Check a request, and take from it what only fronts may say to engines."""
-        claim_class(body)
+        claim_class(body, self._classes)
         unknown = find_unknown_class(body, self._classes)
         if unknown is not None:
             raise ApiError(400, unknown, "vllm_xargs")

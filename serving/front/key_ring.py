@@ -78,9 +78,10 @@ class KeyRing:
         except (OSError, ValueError) as error:
             logger.error("The API keys stay as they were: %s", error)
 
-    def _stamp(self) -> tuple[int, int, int]:
+    def _stamp(self) -> tuple[int, ...]:
         stat = self._path.stat()
-        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+        # The last one tells of permissions too.
+        return stat.st_mtime_ns, stat.st_ino, stat.st_size, stat.st_ctime_ns
 
     def _read(self) -> dict[str, KeyEntry]:
         keys = read_keys(self._path)

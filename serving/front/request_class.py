@@ -89,18 +89,19 @@ def find_class(
     return DEFAULT_CLASS
 
 
-def claim_class(request: Any) -> None:
+def claim_class(request: Any, classes: Mapping[str, ClassShare]) -> None:
     """Give a request that came with a key the key's class, and no priority of its own.
 
     Args:
         request: An OpenAI request body.
+        classes: By name; a key's that is among them no more is none.
     """
     whose = caller.get()
     if whose is None:
         return
     xargs = dict(request.vllm_xargs or {})
     xargs.pop(REQUEST_CLASS_XARG, None)
-    if whose.request_class is not None:
+    if whose.request_class in classes:
         xargs[REQUEST_CLASS_XARG] = whose.request_class
     request.vllm_xargs = xargs or None
     request.priority = 0

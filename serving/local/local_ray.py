@@ -26,6 +26,11 @@ probabilities of a long prompt; bodies have a limit of their own."""
 _TERM_GRACE_S: Final = 5.0
 _GCS: Final = "gcs_server"
 
+DISPENSABLE: Final = frozenset(
+    {"monitor", "log_monitor", "dashboard", "ray_client_server"}
+)
+"""Head processes of Ray that no request needs, as `find_dead_processes` has them."""
+
 
 def prepare_environment(environment: Environment) -> None:
     """Set Ray's own switches; call it before anything imports Ray.
@@ -112,11 +117,11 @@ class LocalRay:
         """Folder of the logs of every Ray, Serve and vLLM process."""
         return Path(local_node().get_logs_dir_path())
 
-    def find_dead_process(self) -> str | None:
-        """Name a head process of Ray that has died, if any."""
+    def find_dead_processes(self) -> list[str]:
+        """Name the head processes of Ray that have died."""
         node = local_node()
         dead = node.dead_processes() if node is not None else [("node", None)]
-        return str(dead[0][0]) if dead else None
+        return [str(name) for name, _ in dead]
 
     def revive(self, name: str) -> bool:
         """Start a head process of Ray again that has died, if all it knew is kept.
@@ -124,7 +129,7 @@ class LocalRay:
         Raylet, workers and Serve come back to it by themselves, at the same port.
 
         Args:
-            name: As `find_dead_process` has it.
+            name: As `find_dead_processes` has it.
 
         Returns:
             Whether it was; else this Ray is lost.

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import psutil
 
-from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
+from serving.settings.gguf_files import find_gguf, is_gguf
 from serving.settings.gguf_models import folder_for
 from serving.settings.gpus import count_gpus
 from serving.settings.model import (
@@ -131,7 +131,7 @@ def _read_config(name: str, setting: str) -> dict[str, Any]:
                 source, options = str(file.parent), {"gguf_file": file.name}
         config: dict[str, Any]
         config, _ = PretrainedConfig.get_config_dict(source, **options)
-    except (OSError, ValueError, GgufError) as error:
+    except Exception as error:  # Whatever a file that is cut short leads a reader to.
         reason = str(error).partition("\n")[0]
         raise SettingsError(
             [

@@ -7,12 +7,14 @@ and make every request slow.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -77,6 +79,21 @@ def read_keys(path: str | Path) -> dict[str, KeyEntry]:
     return _check(lambda: _KEYS.validate_json(content), path)
 
 
+@contextlib.contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Keep others who change the file waiting, from its reading to its writing.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+    folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def write_keys(path: str | Path, keys: dict[str, KeyEntry]) -> None:
     """Replace the file in one step, so that no reader finds half of it.
 
@@ -92,9 +109,12 @@ def write_keys(path: str | Path, keys: dict[str, KeyEntry]) -> None:
     }
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
-        # mkstemp's mode is 0600; who had access before keeps it.
+        # mkstemp's mode is 0600, and whoever runs this owns it; who had access before
+        # keeps it, or a server could not read what root has changed.
         if file.exists():
-            os.fchmod(handle, file.stat().st_mode & 0o777)
+            before = file.stat()
+            os.fchmod(handle, before.st_mode & 0o777)
+            os.fchown(handle, before.st_uid, before.st_gid)
         with os.fdopen(handle, "w", encoding="utf-8") as out:
             out.write(json.dumps(data, indent=2) + "\n")
         Path(temporary).replace(file)

@@ -71,6 +71,8 @@ def load_settings(
         data = yaml.load(file.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError([f"{path}: is not valid YAML: {error}"]) from error
+    except OSError as error:
+        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
     return parse_settings(data, str(path), file.parent.resolve(), overrides)
 
 
@@ -270,7 +272,9 @@ def _with_absolute_paths(settings: Settings, base_dir: Path) -> Settings:
     )
     access = settings.http.access
     if access.keys_file is not None:
-        keys_file = str((base_dir / Path(access.keys_file).expanduser()).resolve())
+        # Links stay: Kubernetes has a Secret's file lead to another one whenever it is
+        # replaced, and on each Pod to one of its own.
+        keys_file = str(base_dir / Path(access.keys_file).expanduser())
         access = access.model_copy(update={"keys_file": keys_file})
     http = settings.http.model_copy(update={"access": access})
     return settings.model_copy(update={"model": model, "http": http})

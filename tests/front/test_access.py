@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import re
+import shutil
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from serving.cli import main
 from serving.engine.shared import request_classes
+from serving.front import key_ring
 from serving.front.access import AccessOptions, scope_of
 from serving.front.app import build_api
 from serving.front.caller import Caller, caller
@@ -25,6 +27,8 @@ from serving.front.request_class import (
     set_priority,
 )
 from serving.settings.key_file import read_keys
+from serving.settings.model import parse_settings
+from tests.serving.test_settings import minimal
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -119,6 +123,50 @@ def test_keys_are_followed_without_a_restart_as_long_as_they_can_be_read(
         KeyRing(str(file), set())
 
 
+def test_a_file_that_may_be_read_again_is_read_again(tmp_path, capsys, monkeypatch):
+    """Who may read it is no change of what is in it."""
+    file, now_s = tmp_path / "keys.json", 0.0
+    first = make(file, "ann", capsys)
+    ring = KeyRing(str(file), set(), clock=lambda: now_s)
+    owners: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.fchown", lambda _, *ids: owners.append(ids))
+    assert main(["keys", "revoke", "--file", str(file), "ann"]) == 0
+    stat = file.stat()
+    assert owners == [(stat.st_uid, stat.st_gid)]
+
+    def refuse(_path: Any) -> Any:
+        raise PermissionError
+
+    with monkeypatch.context() as context:
+        context.setattr(key_ring, "read_keys", refuse)
+        now_s = 2.0
+        assert ring.find(first) is not None
+    file.chmod(0o640)
+    now_s = 4.0
+    assert ring.find(first) is None
+
+
+def test_a_secret_s_file_is_followed_to_wherever_it_leads(tmp_path, capsys):
+    """As kubelet replaces one: `keys.json` leads to `..data`, and that to a folder."""
+    now_s = 0.0
+    for name in ("..old", "..new"):
+        (tmp_path / name).mkdir()
+    old = make(tmp_path / "..old" / "keys.json", "ann", capsys)
+    new = make(tmp_path / "..new" / "keys.json", "ann", capsys)
+    (tmp_path / "..data").symlink_to("..old")
+    (tmp_path / "keys.json").symlink_to("..data/keys.json")
+    http = {"access": {"keys_file": str(tmp_path / "keys.json")}}
+    file = parse_settings(minimal(http=http)).http.access.keys_file
+    ring = KeyRing(str(file), set(), clock=lambda: now_s)
+    assert ring.find(old) is not None
+    (tmp_path / "..next").symlink_to("..new")
+    (tmp_path / "..next").replace(tmp_path / "..data")
+    shutil.rmtree(tmp_path / "..old")
+    now_s = 2.0
+    assert ring.find(old) is None
+    assert ring.find(new) is not None
+
+
 def test_the_command_lists_and_refuses(tmp_path, capsys):
     file = tmp_path / "keys.json"
     make(file, "ann", capsys, "--max-concurrent", "2")
@@ -153,12 +201,17 @@ async def test_tokens_that_were_used_end_in_429(tmp_path, capsys):
 
 def test_with_a_key_the_request_chooses_neither_class_nor_priority():
     request = SimpleNamespace(vllm_xargs={"request_class": "vip"}, priority=-9)
-    claim_class(request)
+    claim_class(request, {})
     assert request.priority == -9
-    for own, xargs in (("bulk", {"request_class": "bulk"}), (None, None)):
+    # A live change may have dropped the last one.
+    for own, xargs in (
+        ("bulk", {"request_class": "bulk"}),
+        (None, None),
+        ("gone", None),
+    ):
         whose = Caller("ann", own, lambda _: None, lambda _: None)
         token = caller.set(whose)
-        claim_class(request)
+        claim_class(request, {"bulk": ClassShare(), "vip": ClassShare()})
         caller.reset(token)
         assert (request.vllm_xargs, request.priority) == (xargs, 0)
 

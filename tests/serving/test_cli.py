@@ -5,15 +5,19 @@ import pty
 import re
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from serving.app import check_access
 from serving.cli import main
+from serving.commands import drain, up
+from serving.commands.console import Console
 from serving.commands.up import with_access, with_board_text
 from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import (
@@ -122,6 +126,59 @@ def test_ctrl_c_while_a_model_is_converted_ends_quietly(capsys, monkeypatch):
     monkeypatch.setattr("serving.commands.up.with_converted_models", press_ctrl_c)
     assert main(["up", f"--config={DEMO_CONFIG}"]) == 0
     assert capsys.readouterr().out == "\nStopped.\n"
+
+
+def test_a_port_that_takes_privileges_is_said_to(capsys, monkeypatch):
+    monkeypatch.setattr(up.ports, "is_free", lambda _host, port: port >= 1024)
+    monkeypatch.setattr(up.ports, "owner_of", lambda _: None)
+    assert main(["up", "--config", str(DEMO_CONFIG), "--port", "80"]) == 2
+    assert (
+        "80 is in use, or takes privileges; choose another" in capsys.readouterr().err
+    )
+
+
+def test_a_file_that_nobody_may_read_is_named(capsys, tmp_path, monkeypatch):
+    file = tmp_path / "secret.yaml"
+    file.write_text(DEMO_CONFIG.read_text())
+
+    def refuse(*_args: object, **_options: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_text", refuse)
+    with pytest.raises(SettingsError, match=r"secret\.yaml: cannot be read: Perm"):
+        load_settings(file)
+
+
+def test_a_drain_goes_on_while_ray_does_not_answer(monkeypatch):
+    """Ray drains by itself; its head may be evicted meanwhile."""
+    monkeypatch.setattr(drain, "_POLL_S", 0.0)
+    answers = iter([1, drain.DrainError("away"), 1, 0])
+
+    def count_busy() -> int:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    wait, console = drain._wait_until_empty, Console()
+    assert wait(count_busy, time.monotonic() + 60, console) == 0
+    answers = iter([3, drain.DrainError("away")])
+    assert wait(count_busy, time.monotonic(), console) == 3
+    with pytest.raises(drain.DrainError):
+        wait(count_busy, time.monotonic(), console)
+
+
+def test_the_server_does_without_what_no_request_needs(monkeypatch, capsys):
+    dead = ["dashboard"]
+    found = SimpleNamespace(
+        find_dead_processes=lambda: list(dead), revive=lambda name: name == "gcs_server"
+    )
+    more = iter(["gcs_server", "raylet"])
+    monkeypatch.setattr(up.time, "sleep", lambda _: dead.append(next(more)))
+    with pytest.raises(up.StartupError, match="raylet has died"):
+        up._watch(found, Console())
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("dashboard has died") == 1
 
 
 def test_drafts_are_shown_as_text_on_loopback_addresses_alone():
