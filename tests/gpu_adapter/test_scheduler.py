@@ -114,6 +114,16 @@ def test_a_selection_holds_unless_it_may_be_reallocated(may_reallocate, make_sch
         assert step.num_offered == (4 * DEPTH if may_reallocate else 4)
 
 
+def test_where_all_drafts_are_verified_ends_do_not_cut_them(make_scheduler):
+    """One request with fewer would cost all of them their graph of a whole step."""
+    scheduler = make_scheduler(policy="fixed", graphs=False)
+    assert scheduler._plain_reason is not None
+    add_requests(scheduler, 1)
+    worker = make_worker(1)
+    drive(scheduler, worker)
+    assert {step.num_offered for step in worker.steps} == {0, DEPTH}
+
+
 def test_the_pause_between_two_batches_is_no_cost_of_a_step(make_scheduler):
     """A step that emits nothing any more is still in flight during the pause."""
     scheduler, timings = make_scheduler(policy="fixed"), []

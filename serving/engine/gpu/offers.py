@@ -41,8 +41,13 @@ class DraftOffers:
         """Return how many requests something is kept about."""
         return len(self._safe_until)
 
-    def drop_useless(self) -> None:
-        """Drop placeholders past a request's end, and of requests that opted out."""
+    def drop_useless(self, *, keeps_length: bool) -> None:
+        """Drop placeholders past a request's end, and of requests that opted out.
+
+        Args:
+            keeps_length: Leave those past an end: where all requests verify equally
+                many, vLLM replays the whole step, and else only parts of it.
+        """
         safe_until = self._safe_until
         for request in self._scheduler.running:
             safe = safe_until.get(request.request_id)
@@ -55,6 +60,8 @@ class DraftOffers:
             if not num_drafts:
                 continue
             num_usable, reason = self._limit(request, num_drafts)
+            if keeps_length and reason == "length":
+                continue
             if num_usable < num_drafts:
                 self._counters.count_cut(reason, num_drafts - num_usable)
                 # A new list: vLLM shares one between all requests.

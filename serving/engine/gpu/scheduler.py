@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,7 +99,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Size the budget, then schedule as vLLM does."""
         started_s = time.perf_counter()
-        self._guard.attempt("drafts_error", self._offers.drop_useless)
+        is_plain = self._plain_reason is not None
+        drop = partial(self._offers.drop_useless, keeps_length=is_plain)
+        self._guard.attempt("drafts_error", drop)
         self._guard.attempt(
             "watchdog_error", self._begin_watching, self._offers.can_draft
         )
