@@ -11,6 +11,8 @@ from serving.engine.gpu import worker as worker_gpu
 from serving.engine.gpu.plain_verification import find_plain_reason, find_unfit_backend
 from serving.engine.gpu.worker import TetrisGPUWorker
 
+DEPTHS = [[1, 1, 1], [2, 2, 2], [3, 3, 3], [4, 64, 4]]
+
 
 def make_config(**changes):
     """Stand in for the parts of vLLM's configuration that are looked at."""
@@ -34,7 +36,10 @@ def make_config(**changes):
             use_local_argmax_reduction=changes.get("argmax", False),
             enable_adaptive_verification=False,
             attention_backend=changes.get("draft_backend"),
+            num_speculative_tokens=4,
+            num_speculative_tokens_per_batch_size=DEPTHS,
         ),
+        scheduler_config=SimpleNamespace(max_num_seqs=64),
         attention_config=SimpleNamespace(
             backend=changes.get("backend"), backend_per_kind=changes.get("per_kind", {})
         ),
@@ -124,6 +129,9 @@ def test_the_worker_switches_upstreams_machinery_on_where_it_works(
     make.assert_called_once_with(worker.vllm_config, "cpu")
     speculative = worker.vllm_config.speculative_config
     assert speculative.enable_adaptive_verification is enabled
+    # vLLM captures graphs for each length in it.
+    depths = DEPTHS if enabled else [[1, 64, 4]]
+    assert speculative.num_speculative_tokens_per_batch_size == depths
     said = [call.args[0] % call.args[1:] for call in warn.call_args_list]
     assert all(part in line for part, line in zip(warnings, said, strict=True))
 

@@ -23,6 +23,7 @@ class TetrisGPUWorker(GPUWorker):
     def _make_model_runner(self) -> Any:
         """Switch vLLM's machinery for trimmed batches on, where it can work."""
         check(GPU_WORKER)
+        speculative = self.vllm_config.speculative_config
         reason = find_plain_reason(self.vllm_config)
         if reason == "runner_v1":
             logger.warning(
@@ -45,9 +46,12 @@ class TetrisGPUWorker(GPUWorker):
                 "under this configuration (%s). Counted in tetris_fallbacks_total.",
                 reason,
             )
-        self.vllm_config.speculative_config.enable_adaptive_verification = (
-            reason is None
-        )
+            # Of the lengths in there graphs are captured, and one is ever drafted.
+            max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
+            depth = speculative.num_speculative_tokens
+            table = [[1, max_num_seqs, depth]]
+            speculative.num_speculative_tokens_per_batch_size = table
+        speculative.enable_adaptive_verification = reason is None
         from serving.engine.gpu.runner import TetrisGPUModelRunner
 
         return TetrisGPUModelRunner(self.vllm_config, self.device)

@@ -1,6 +1,6 @@
-"""What keeping tokens for replays costs a front: run from the project's folder.
+"""What keeping tokens for replays costs a front.
 
-    python loadtest/results/front-cpu/replay/cost.py
+    python -m tests.front.measure_replay
 
 Whole servers differ by a quarter from start to start on two cores, and two with and
 without replay could not be told apart. So this takes the one thing that is done for
@@ -24,6 +24,7 @@ from serving.front.in_flight import InFlight
 from serving.replica.kinship import Kin
 from tests.front.fake_fleet import make_request
 
+FILE = Path(__file__).parents[2] / "loadtest/results/front-cpu/replay/results.json"
 NUM_REQS, NUM_STEPS, NUM_ROUNDS = 16, 400, 60
 
 
@@ -77,6 +78,4 @@ async def measure() -> dict[str, Any]:
 
 if __name__ == "__main__":
     results = asyncio.run(measure())
-    file = Path(__file__).with_name("results.json")
-    file.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+    FILE.write_text(json.dumps(results, indent=1) + "\n")
