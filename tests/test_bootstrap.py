@@ -123,7 +123,7 @@ def test_an_environment_that_is_half_or_another_s_is_made_anew(
         # The folder of this test, which holds something else.
         ({}, "was not made by this: remove it, or set TETRIS_VENV"),
         ({"TETRIS_VENV": "/proc/venv"}, "/proc/venv"),
-        ({"TETRIS_VENV": "/tmp/my venv"}, "/tmp/my venv has a blank in it: name"),
+        ({"TETRIS_VENV": "/proc/my venv"}, "/proc/my venv has a blank in it: name"),
         ({"TETRIS_DEVICE": "tpu"}, "TETRIS_DEVICE is 'tpu': use cpu or gpu"),
     ],
 )
