@@ -171,10 +171,12 @@ class CapacityReader:
         self,
         probes: Mapping[str, Callable[[], Probe]],
         clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over how to make each probe, by what to call it; `read` makes them."""
         self._makers = dict(probes)
         self._clock = clock
+        self._on_failure = on_failure
         self._probes: dict[str, Probe] = {}
         self._retry_at_s: dict[str, float] = {}
 
@@ -191,6 +193,7 @@ class CapacityReader:
                 signals |= self._probes[name].read()
                 self._retry_at_s.pop(name, None)
             except Exception as error:
+                self._on_failure()
                 self._probes.pop(name, None)
                 if retry_at_s is None:
                     _report(name, error)
@@ -198,17 +201,22 @@ class CapacityReader:
         return signals
 
 
-def capacity_reader(device: str, gpu_ids: Sequence[str] = ()) -> CapacityReader:
+def capacity_reader(
+    device: str,
+    gpu_ids: Sequence[str] = (),
+    on_failure: Callable[[], None] = lambda: None,
+) -> CapacityReader:
     """Build the reader for a replica's process.
 
     Args:
         device: `cpu` or `gpu`.
         gpu_ids: Indices or UUIDs of the replica's GPUs; all of the node's if empty.
+        on_failure: Called whenever a probe fails.
     """
     probes: dict[str, Callable[[], Probe]] = {"CPU": CpuProbe}
     if device == "gpu":
         probes["GPU"] = lambda: NvmlProbe(gpu_ids)
-    return CapacityReader(probes)
+    return CapacityReader(probes, on_failure=on_failure)
 
 
 def _report(name: str, error: Exception) -> None:

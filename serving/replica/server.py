@@ -149,12 +149,13 @@ class EngineServer(LLMServer):
         self.engine.leases.on_begun = count_begun()
         self._background.append(asyncio.create_task(self._follow_engine()))
         self._background.append(asyncio.create_task(self._sum_up_stats()))
+        recorder = CapacityMetrics()
         reader = capacity_reader(
-            self._options.device, [str(one) for one in ray.get_gpu_ids()]
+            self._options.device,
+            [str(one) for one in ray.get_gpu_ids()],
+            recorder.record_failure,
         )
-        self._poll(
-            lambda: asyncio.to_thread(reader.read), CapacityMetrics(), CAPACITY_PERIOD_S
-        )
+        self._poll(lambda: asyncio.to_thread(reader.read), recorder, CAPACITY_PERIOD_S)
 
     async def _start_engine(self) -> None:
         if usage_stats_enabled():

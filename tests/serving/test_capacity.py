@@ -89,7 +89,8 @@ def test_a_probe_that_fails_takes_no_other_along_and_is_tried_now_and_then(
         "steady": lambda: SimpleNamespace(read=lambda: {"steady": 0.5}),
         "none": impossible,
     }
-    reader = CapacityReader(probes, clock=lambda: now_s)
+    failures: list[float] = []
+    reader = CapacityReader(probes, lambda: now_s, lambda: failures.append(now_s))
     assert reader.read() == {"broken": 1.0, "steady": 0.5}
     is_broken = True
     assert reader.read() == {"steady": 0.5}
@@ -98,6 +99,7 @@ def test_a_probe_that_fails_takes_no_other_along_and_is_tried_now_and_then(
     now_s = RETRY_PERIOD_S
     assert reader.read() == reader.read() == {"broken": 1.0, "steady": 0.5}
     assert tries == [0.0, RETRY_PERIOD_S]
+    assert failures == [0.0, 0.0, RETRY_PERIOD_S]
     assert sorted(one.args[0] for one in serve_log.records) == ["broken", "none"]
 
 
