@@ -121,10 +121,13 @@ def plan(venv: Path, device: str, locks: list[Path]) -> list[tuple[Any, ...]]:
     torch = re.findall(r'"(torch==[^"]+)"', project)[0] + "+cpu"
     # PyPI has no CPU builds: where the configured index has none, PyTorch's own.
     cpu = (torch, [*pip, torch], [*pip, "--index-url", TORCH_CPU_INDEX, torch])
+    # What pip installed, but for a file that not every Python understands.
+    files = str(venv / "lib" / f"python{PYTHON}" / "site-packages" / "torch")
+    byte_code = [python, "-Im", "compileall", "-q", "-j", "0", "-x", "/testing/", files]
     return [
         ("Python", [base, "-Im", "venv", "--prompt", "tetris-serve", str(venv)]),
         ("uv", [*pip, *hashed[:2]]),
-        *([cpu] if device == "cpu" else []),
+        *([cpu, ("its byte code", byte_code)] if device == "cpu" else []),
         # Else every start compiles 6,500 modules where Python may not write bytecode.
         ("pinned packages", [*uv, "--compile-bytecode", "--no-build", *hashed]),
         ("tetris-serve", [*uv, "--no-build-isolation", "--reinstall", "-e", str(ROOT)]),

@@ -256,7 +256,7 @@ def test_the_server_s_environment_has_nothing_of_an_extra(bootstrap, monkeypatch
 
 def test_all_comes_by_its_hash_but_torch_for_the_cpu_from_either_index(bootstrap):
     locks = [Path("uv.txt"), Path("all.txt")]
-    for device, torch in (("cpu", ["torch==1.0+cpu"]), ("gpu", [])):
+    for device, torch in (("cpu", ["torch==1.0+cpu", "its byte code"]), ("gpu", [])):
         steps = bootstrap.plan(Path("venv"), device, locks)
         unhashed = [title for title, *cs in steps if "--require-hashes" not in cs[0]]
         assert unhashed == ["Python", *torch, "tetris-serve"]
