@@ -36,7 +36,7 @@ help:
 	@echo "make generated  renew what docs and chart take from settings and metrics"
 	@echo "make lock       renew configs/requirements (UPGRADE=1: newest versions allowed)"
 	@echo "make audit      licences, bills of materials, secrets, vulnerabilities (OUTPUT=)"
-	@echo "make clean      remove the environment and all caches"
+	@echo "make clean      remove .venv and all caches"
 
 # The wrapper lets Ctrl-C reach the server alone. Otherwise make would report an error
 # even after a clean shutdown, because it dies of any SIGINT that it receives itself.
@@ -132,5 +132,5 @@ audit:
 	OUTPUT=$(OUTPUT) .ci/audit
 
 clean:
-	rm -rf .venv *.egg-info build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv *.egg-info build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

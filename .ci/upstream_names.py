@@ -189,6 +189,9 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     root = Path(arguments[0])
+    if not any((root / library).is_dir() for library in ("vllm", "ray")):
+        print(f"{root} holds neither vllm nor ray: name the folder above")
+        return 2
     differences: list[str] = []
     if (root / "vllm").is_dir():
         tables = (*compat_names.ALL, *front_names.ALL)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from upstream_names import find_differences
+from upstream_names import find_differences, main
 
 from serving import compat_ray
 from serving.contract import MovedNamesError, check_names, read_rows
@@ -180,6 +180,10 @@ def test_all_names_are_where_the_table_says(package, tables, whole):
     # Found without an import, which takes long.
     folder = Path(importlib.util.find_spec(package).origin).parents[1]
     assert not list(find_differences(folder, tables, whole))
+
+
+def test_a_folder_without_a_library_is_no_proof(tmp_path):
+    assert main([str(tmp_path)]) == 2
 
 
 def test_nobody_else_reaches_for_private_names():

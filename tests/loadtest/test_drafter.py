@@ -234,6 +234,16 @@ def test_a_gpu_computes_what_would_lie_on_the_disk(target: Path, data: WorkDir):
                 torch.testing.assert_close(kept, made, rtol=0.05, atol=0.05)
 
 
+def test_another_target_s_drafter_does_not_take_the_shipped_one_s_place(
+    target: Path, data: WorkDir, capsys: pytest.CaptureFixture[str]
+):
+    from loadtest.models.drafter.__main__ import main
+
+    arguments = ["export", "--target", str(target), "--work-dir", str(data.path)]
+    assert main(arguments) == 1
+    assert "--output" in capsys.readouterr().err
+
+
 def test_stopped_training_goes_on_with_the_same_losses(
     target: Path, data: WorkDir, monkeypatch: pytest.MonkeyPatch
 ):
@@ -276,6 +286,7 @@ def test_stopped_training_goes_on_with_the_same_losses(
     assert expected[-1]["loss"] < expected[0]["loss"]
     with pytest.raises(ValueError, match="other settings"):
         Trainer(target, data, replace(recipe, num_steps=2))
+    Trainer(target, data, replace(recipe, evaluate_every=7))
 
 
 def test_generation_goes_on_after_a_kill(tmp_path: Path):

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--shards", type=int, default=123, help="of some 50,000 tokens, to generate")
     text = "answer tokens to train on, over which the learning rate falls to zero"
     add("--tokens", type=int, default=40_000_000, help=text)
-    text = f"folder of the drafter; default: {_MODELS}/smollm2-METHOD"
+    text = f"folder of the drafter; default, for SmolLM2: {_MODELS}/smollm2-METHOD"
     add("--output", type=Path, help=text)
     add("--draft-tokens", type=int, default=5, help="a step, to evaluate")
     add("--prompts", type=int, default=64, help="held-out ones, to evaluate")
@@ -74,6 +74,9 @@ def _run(options: argparse.Namespace) -> None:
     method = options.method
     work_dir = WorkDir(options.work_dir.expanduser(), target, method)
     output = options.output or _MODELS / f"smollm2-{method.replace('_', '-')}"
+    is_written = options.command in ("export", "evaluate")
+    if is_written and options.output is None and options.target != _TARGET:
+        raise ValueError(f"{output} is SmolLM2's: name this target's by --output")
     # Without instructions for bfloat16 a processor computes in it at an eighth of the
     # speed.
     dtype = "float32" if lacks_bfloat16() else "auto"

@@ -44,9 +44,9 @@ def generate(
     """Write the shards that are missing among the first ``num_shards``.
 
     Chat ``n`` has seeds of its own and a fixed temperature, so a shard that was lost
-    comes again, but for messages that others have used meanwhile. Chats that do not end
-    properly or repeat a message are left out. `engine` stands over what vLLM is started
-    with.
+    comes again, but for messages that others have used meanwhile. Messages that do not
+    end or repeat another are left out with their chats; answers may be cut at their
+    limit. `engine` stands over what vLLM is started with.
     """
     missing = [n for n in range(num_shards) if not work_dir.chats_of(n).exists()]
     if not missing:

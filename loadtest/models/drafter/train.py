@@ -30,7 +30,7 @@ class Recipe:
     """How a drafter is trained.
 
     Attributes:
-        method: What vLLM calls it, one of `METHODS`.
+        method: What vLLM calls it, a key of `RECIPES`.
         aux_layer_ids: Layers of the target whose input the head reads.
         draft_vocab_size: Tokens that can be drafted; a draft model's are the target's.
         width: Of a draft model: 29 MB in bfloat16 with SmolLM2's tokens.
@@ -91,7 +91,10 @@ class Trainer:
                 work_dir.checkpoint, map_location=self._device, weights_only=True
             )
         self._state = saved["state"] if saved else self._begin(training)
-        if self._state["recipe"] != asdict(recipe):
+        # When it is evaluated changes nothing of what comes out.
+        if self._state["recipe"] | {"evaluate_every": recipe.evaluate_every} != asdict(
+            recipe
+        ):
             raise ValueError(
                 f"{work_dir.checkpoint} was made with other settings; delete it, or "
                 "choose another --work-dir"
