@@ -234,7 +234,10 @@ def test_what_goes_wrong_is_said_and_can_be_tried_again(question, reason, page, 
     expect(page.locator("#send")).to_have_text("Send")
     page.locator(".error button").click()
     wait_until(lambda: len(fake.bodies) == 2, 30)
-    assert fake.bodies[1]["messages"][:1] == fake.bodies[0]["messages"]
+    # The same again, without what was begun.
+    assert fake.bodies[1] == fake.bodies[0]
+    expect(page.locator("#send")).to_have_text("Send")
+    assert page.locator(".assistant").count() == (question != "Too long")
     if question == "Busy?":
         expect(page.locator(".assistant")).to_contain_text("Done.")
         expect(page.locator(".error")).to_have_count(0)
