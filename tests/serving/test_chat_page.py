@@ -47,6 +47,7 @@ class FakeServer:
     port: int
     bodies: list[dict[str, Any]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
+    card: dict[str, Any] = field(default_factory=dict)
     watchers: int = 0
     refusals: int = 0
 
@@ -110,7 +111,7 @@ def fake() -> Iterator[FakeServer]:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"data": [{"id": "fake"}]}
+        return {"data": [{"id": "fake", **fake.card}]}
 
     @app.get("/board/events")
     async def board() -> StreamingResponse:
@@ -221,7 +222,6 @@ def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
 @pytest.mark.parametrize(
     ("question", "reason"),
     [
-        ("Too long", "The server refused this: at most 8 tokens fit"),
         ("Please break", "The answer broke off: The engine died."),
         ("Please lose", "The answer broke off: the connection was lost."),
         ("Busy?", "The server is busy: All replicas are busy. Try again in 3 s."),
@@ -237,10 +237,51 @@ def test_what_goes_wrong_is_said_and_can_be_tried_again(question, reason, page, 
     # The same again, without what was begun.
     assert fake.bodies[1] == fake.bodies[0]
     expect(page.locator("#send")).to_have_text("Send")
-    assert page.locator(".assistant").count() == (question != "Too long")
+    expect(page.locator(".assistant")).to_have_count(1)
     if question == "Busy?":
         expect(page.locator(".assistant")).to_contain_text("Done.")
         expect(page.locator(".error")).to_have_count(0)
+
+
+def test_a_question_that_does_not_fit_is_given_back(page, fake):
+    ask(page, "What is the capital of France?")
+    expect(page.locator("#send")).to_have_text("Send")
+    ask(page, "Too long")
+    expect(page.locator(".error span")).to_have_text(
+        "The server refused this: at most 8 tokens fit."
+        " Change your question, or begin afresh with New."
+    )
+    expect(page.locator("#text")).to_have_value("Too long")
+    assert texts_of(page, ".user") == ["What is the capital of France?"]
+    # Afresh, the same question may fit; here it is not asked again.
+    page.locator(".error button").click()
+    expect(page.locator("#text")).to_have_value("Too long")
+    page.locator("#text").fill("")
+    ask(page, "Too long again")
+    expect(page.locator(".error")).to_have_count(1)
+    page.locator("#text").fill("")
+    ask(page, "Hello")
+    expect(page.locator(".assistant")).to_contain_text("Done.")
+    assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
+    assert texts_of(page, ".user") == ["Hello"]
+
+
+@pytest.mark.parametrize(
+    ("card", "max_tokens"),
+    [
+        ({}, 512),
+        ({"max_model_len": 8192}, 512),
+        ({"max_model_len": 64}, 32),
+        ({"metadata": {"max_request_context_length": 100}}, 50),
+        ({"metadata": {"max_request_context_length": None}}, 512),
+    ],
+)
+def test_a_small_context_has_room_for_the_question(card, max_tokens, browser, fake):
+    fake.card = card
+    browser.goto(f"http://127.0.0.1:{fake.port}/")
+    ask(browser, "Hello")
+    expect(browser.locator(".assistant")).to_contain_text("Done.")
+    assert [one["max_tokens"] for one in fake.bodies] == [max_tokens]
 
 
 @pytest.mark.ray
