@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from serving.front.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
+from serving.replica.draft_texts import DraftTexts
 from tests.pictures import open_browser, picture_path
 
 pytestmark = pytest.mark.anyio
@@ -79,6 +80,22 @@ async def test_too_many_watchers_are_refused():
         feed.watch()
     await watchers[0].aclose()
     await anext(feed.watch())
+
+
+def test_no_token_is_decoded_twice():
+    decoded: list[list[int]] = []
+
+    def decode(ids: list[int]) -> str:
+        decoded.append(ids)
+        return f"<{ids[0]}>"
+
+    texts = DraftTexts(decode)
+    for _ in range(100):
+        steps = [{"requests": [{"draft_ids": [7, 8, 7]}, {"draft_ids": []}]}]
+        texts.write(steps)
+        shown = [{"draft_text": ["<7>", "<8>", "<7>"]}, {"draft_text": []}]
+        assert steps == [{"requests": shown}]
+    assert decoded == [[7], [8]]
 
 
 @pytest.mark.ray

@@ -37,18 +37,26 @@ def row(tag: str, drafted: int, admitted: int, accepted: int) -> dict[str, Any]:
     }
 
 
+STEPS = [
+    {"step": 1, "requests": [row(OWN_ID, 4, 3, 1), row(OTHER_ID, 2, 2, 2)]},
+    {"step": 2, "requests": [row(OTHER_ID, 2, 2, 2), row(OWN_ID, 2, 2, 2)]},
+]
+
+
 @dataclass
 class FakeServer:
     """A fake of the three routes that the page uses, told by the question what to do.
 
-    A board that is looked at shows two steps of the page's request and one of another.
+    Its board shows the same steps again and again.
     """
 
     port: int
     bodies: list[dict[str, Any]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
     card: dict[str, Any] = field(default_factory=dict)
+    board: list[dict[str, Any]] = field(default_factory=lambda: STEPS)
     watchers: int = 0
+    looks: int = 0
     refusals: int = 0
 
     async def chat(self, body: dict[str, Any]) -> Response:
@@ -83,12 +91,11 @@ class FakeServer:
 
     async def steps(self) -> AsyncIterator[str]:
         self.watchers += 1
-        first = {"step": 1, "requests": [row(OWN_ID, 4, 3, 1), row(OTHER_ID, 2, 2, 2)]}
-        second = {"step": 2, "requests": [row(OTHER_ID, 2, 2, 2), row(OWN_ID, 2, 2, 2)]}
         replica = {"replica": "a", "policy": "tetris", "totals": {"steps": 2}}
-        event = {"replicas": [{**replica, "steps": [first, second]}]}
         try:
             while True:
+                event = {"replicas": [{**replica, "steps": self.board}]}
+                self.looks += 1
                 yield f"data: {json.dumps(event)}\n\n"
                 await asyncio.sleep(0.1)
         finally:
@@ -153,6 +160,11 @@ def texts_of(page: Page, selector: str) -> list[str]:
     return page.locator(selector).all_inner_texts()
 
 
+def figures_of(page: Page) -> dict[str, str]:
+    names, values = texts_of(page, "#board dt"), texts_of(page, "#board dd")
+    return dict(zip(names, values, strict=True))
+
+
 def test_an_answer_streams_in_as_text_and_code(page, fake):
     ask(page, "What is the capital of France?")
     expect(page.locator(".assistant pre")).to_have_text("print()")
@@ -174,10 +186,10 @@ def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page, fake):
     ask(page, "What is the capital of France?")
     expect(page.locator("#steps .row")).to_have_count(2)
     expect(page.locator("#send")).to_have_text("Send")
-    names, values = texts_of(page, "#board dt"), texts_of(page, "#board dd")
-    figures = dict(zip(names, values, strict=True))
+    figures = figures_of(page)
     expected = {"drafted": "6", "admitted": "5", "accepted": "3", "engine steps": "2"}
     assert figures.items() >= (expected | {"tokens a step": "2.50"}).items()
+    expect(page.locator("#missed")).to_be_hidden()
     newest, oldest = texts_of(page, "#steps .row")
     assert newest.split("\n")[:3] == ["2", "·Paris", EVIL]
     assert oldest.split("\n") == ["1", "·Paris", EVIL, "⏎", "x", "+1"]
@@ -197,6 +209,24 @@ def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page, fake):
     page.evaluate("clearTimeout(closing); unwatch('Paused')")
     wait_until(lambda: not fake.watchers, 10)
     assert texts_of(page, "#state") == ["Paused"]
+
+
+def test_the_board_says_which_steps_it_did_not_see(page, fake):
+    others = [row(OTHER_ID, 2, 2, 2)]
+    fake.board = [
+        {"step": 3, "requests": others, "left_out": 5},
+        {**STEPS[0], "step": 4},
+        # One that did not come, one cut short, and one whose request only waits.
+        {"step": 6, "requests": others, "left_out": 5},
+        {"step": 7, "requests": others, "left_out": 0},
+        {**STEPS[1], "step": 8},
+    ]
+    looks = fake.looks
+    wait_until(lambda: fake.looks > looks + 2, 10, period_s=0.05)
+    ask(page, "What is the capital of France?")
+    expect(page.locator("#missed")).to_contain_text("2 of these steps were not seen")
+    expected = {"drafted": "6", "engine steps": "4", "tokens a step": "2.50"}
+    assert figures_of(page).items() >= expected.items()
 
 
 def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
