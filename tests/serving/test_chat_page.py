@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from serving.front.board import CHAT_PAGE, PAGE_HEADERS
+from serving.front.board import CHAT_PAGE
 from tests.pictures import open_browser
-from tests.serving.conftest import find_free_ports, wait_until
+from tests.serving.conftest import wait_until
+from tests.serving.fake_site import page_route, run_site
 
 expect.set_options(timeout=30_000)
 
@@ -50,7 +50,7 @@ class FakeServer:
     Its board shows the same steps again and again.
     """
 
-    port: int
+    url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
     card: dict[str, Any] = field(default_factory=dict)
@@ -72,6 +72,9 @@ class FakeServer:
 
     async def _chunks(self, question: str) -> AsyncIterator[str]:
         yield chunk(content="", finish=None)
+        if "Think" in question:
+            yield chunk(reasoning=f"They ask {EVIL}\n", finish=None)
+            yield chunk(reasoning="for a capital.", finish=None)
         yield chunk(content=f"Paris. {EVIL}\n```python\n", finish=None)
         try:
             while "for ever" in question:
@@ -102,19 +105,18 @@ class FakeServer:
             self.watchers -= 1
 
 
-def chunk(content: str, finish: str | None) -> str:
-    choice = {"delta": {"content": content}, "finish_reason": finish}
+def chunk(finish: str | None, **delta: str) -> str:
+    choice = {"delta": delta, "finish_reason": finish}
     return f"data: {json.dumps({'id': OWN_ID, 'choices': [choice]})}\n\n"
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeServer]:
-    (port,) = find_free_ports(1)
-    fake, app = FakeServer(port), FastAPI()
+    fake, app = FakeServer(), FastAPI()
 
     @app.get("/")
     async def page() -> HTMLResponse:
-        return HTMLResponse(CHAT_PAGE.read_text("utf-8"), headers=PAGE_HEADERS)
+        return page_route(CHAT_PAGE)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -125,16 +127,8 @@ def fake() -> Iterator[FakeServer]:
         return StreamingResponse(fake.steps(), media_type="text/event-stream")
 
     app.post("/v1/chat/completions")(fake.chat)
-    config = uvicorn.Config(
-        app, port=port, log_level="error", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started, 30, period_s=0.02)
-    yield fake
-    server.should_exit = True
-    thread.join()
+    with run_site(app) as fake.url:
+        yield fake
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +139,7 @@ def browser() -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Page, fake: FakeServer) -> Page:
-    browser.goto(f"http://127.0.0.1:{fake.port}/")
+    browser.goto(f"{fake.url}/")
     expect(browser.locator("#model")).to_have_text("fake")
     return browser
 
@@ -180,6 +174,22 @@ def test_an_answer_streams_in_as_text_and_code(page, fake):
     assert sent["messages"][1]["content"].endswith("```\nDone.")
     assert sent["stream"]
     assert sent["model"] == "fake"
+
+
+def test_what_a_model_thinks_is_shown_and_never_sent_back(page, fake):
+    ask(page, "Think, and break")
+    expect(page.locator(".error span")).to_contain_text("The engine died.")
+    expect(page.locator(".thought div")).to_have_text(f"They ask {EVIL} for a capital.")
+    assert page.evaluate("document.querySelector('.thought + .assistant') !== null")
+    page.locator(".error button").click()
+    wait_until(lambda: len(fake.bodies) == 2, 30)
+    expect(page.locator(".error span")).to_contain_text("The engine died.")
+    expect(page.locator(".thought, .assistant")).to_have_count(2)
+    ask(page, "Think")
+    expect(page.locator(".assistant").last).to_contain_text("Done.")
+    expect(page.locator("#send")).to_have_text("Send")
+    assert "capital" not in json.dumps(fake.bodies)
+    assert page.evaluate("document.images.length") == 0
 
 
 def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page, fake):
@@ -308,7 +318,7 @@ def test_a_question_that_does_not_fit_is_given_back(page, fake):
 )
 def test_a_small_context_has_room_for_the_question(card, max_tokens, browser, fake):
     fake.card = card
-    browser.goto(f"http://127.0.0.1:{fake.port}/")
+    browser.goto(f"{fake.url}/")
     ask(browser, "Hello")
     expect(browser.locator(".assistant")).to_contain_text("Done.")
     assert [one["max_tokens"] for one in fake.bodies] == [max_tokens]
