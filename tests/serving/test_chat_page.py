@@ -55,6 +55,7 @@ class FakeServer:
     hung_up: threading.Event = field(default_factory=threading.Event)
     card: dict[str, Any] = field(default_factory=dict)
     board: list[dict[str, Any]] = field(default_factory=lambda: STEPS)
+    models_status: int = 200
     watchers: int = 0
     looks: int = 0
     refusals: int = 0
@@ -62,10 +63,9 @@ class FakeServer:
     async def chat(self, body: dict[str, Any]) -> Response:
         self.bodies.append(body)
         question = body["messages"][-1]["content"]
-        if "Busy" in question and self.refusals:
+        if question.isdigit() and self.refusals:
             self.refusals -= 1
-            refusal = {"error": {"message": "All replicas are busy."}}
-            return JSONResponse(refusal, 503, {"Retry-After": "3"})
+            return refuse(int(question))
         if "long" in question:
             return JSONResponse({"error": {"message": "at most 8 tokens fit"}}, 400)
         return StreamingResponse(self._chunks(question), media_type="text/event-stream")
@@ -105,6 +105,11 @@ class FakeServer:
             self.watchers -= 1
 
 
+def refuse(status: int) -> JSONResponse:
+    refusal = {"error": {"message": f"This is a {status}"}}
+    return JSONResponse(refusal, status, {"Retry-After": "3"})
+
+
 def chunk(finish: str | None, **delta: str) -> str:
     choice = {"delta": delta, "finish_reason": finish}
     return f"data: {json.dumps({'id': OWN_ID, 'choices': [choice]})}\n\n"
@@ -119,8 +124,10 @@ def fake() -> Iterator[FakeServer]:
         return page_route(CHAT_PAGE)
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"data": [{"id": "fake", **fake.card}]}
+    async def models() -> Response:
+        if fake.models_status != 200:
+            return refuse(fake.models_status)
+        return JSONResponse({"data": [{"id": "fake", **fake.card}]})
 
     @app.get("/board/events")
     async def board() -> StreamingResponse:
@@ -264,7 +271,12 @@ def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
     [
         ("Please break", "The answer broke off: The engine died."),
         ("Please lose", "The answer broke off: the connection was lost."),
-        ("Busy?", "The server is busy: All replicas are busy. Try again in 3 s."),
+        ("401", "The server refused this: This is a 401."),
+        ("403", "The server refused this: This is a 403."),
+        ("404", "The server refused this: This is a 404."),
+        ("429", "Too much was asked: This is a 429. Try again in 3 s."),
+        ("500", "The server failed: This is a 500."),
+        ("503", "The server is busy: This is a 503. Try again in 3 s."),
     ],
 )
 def test_what_goes_wrong_is_said_and_can_be_tried_again(question, reason, page, fake):
@@ -278,9 +290,30 @@ def test_what_goes_wrong_is_said_and_can_be_tried_again(question, reason, page, 
     assert fake.bodies[1] == fake.bodies[0]
     expect(page.locator("#send")).to_have_text("Send")
     expect(page.locator(".assistant")).to_have_count(1)
-    if question == "Busy?":
+    if question.isdigit():
         expect(page.locator(".assistant")).to_contain_text("Done.")
         expect(page.locator(".error")).to_have_count(0)
+
+
+def test_a_server_that_names_no_model_is_asked_again(browser, fake):
+    fake.models_status = 503
+    browser.goto(f"{fake.url}/")
+    reason = "The server is busy: This is a 503. Try again in 3 s."
+    expect(browser.locator("#model")).to_have_text(reason)
+    ask(browser, "Hello")
+    # No answer has begun that could break off.
+    expect(browser.locator(".error span")).to_have_text(reason)
+    fake.models_status = 200
+    browser.locator(".error button").click()
+    expect(browser.locator(".assistant")).to_contain_text("Done.")
+
+    # One that is replaced by another has its new model.
+    fake.card, fake.refusals = {"id": "another"}, 1
+    expect(browser.locator("#send")).to_have_text("Send")
+    ask(browser, "404")
+    browser.locator(".error button").click()
+    expect(browser.locator("#model")).to_have_text("another")
+    wait_until(lambda: fake.bodies[-1]["model"] == "another", 30)
 
 
 def test_a_question_that_does_not_fit_is_given_back(page, fake):
