@@ -127,3 +127,36 @@ def test_a_step_that_takes_several_looks_stays_on_the_board(page, feed):
     page.evaluate("for (const view of replicas.values()) view.steppedAt -= KEEP_MS")
     expect(page.locator(".columns")).to_have_text("No request is running.")
     assert page.locator("dd").all_inner_texts()[0] == "0"
+
+
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_a_board_that_refuses_says_so(status, browser, feed):
+    feed.status = status
+    browser.goto(f"{feed.url}/board")
+    expect(browser.locator("#state")).to_contain_text("The board cannot be watched now")
+
+
+def hide(page: Page, *, hidden: bool) -> None:
+    page.evaluate(
+        "hidden => { Object.defineProperty(document, 'hidden',"
+        " { value: hidden, configurable: true });"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )
+
+
+def test_a_page_that_nobody_sees_watches_no_longer(page, feed):
+    hide(page, hidden=True)
+    wait_until(lambda: not feed.num_watchers, 30, period_s=0.05)
+    expect(page.locator("#state")).to_have_text("Paused")
+    hide(page, hidden=False)
+    expect(page.locator("#state")).to_have_text("Live, 1 replica")
+    page.locator("#pause").click()
+    wait_until(lambda: not feed.num_watchers, 30, period_s=0.05)
+    # Whoever paused it finds it so.
+    hide(page, hidden=True)
+    hide(page, hidden=False)
+    expect(page.locator("#state")).to_have_text("Paused")
+    page.locator("#pause").click()
+    expect(page.locator("#state")).to_have_text("Live, 1 replica")
+    assert feed.num_watchers == 1
