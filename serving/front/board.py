@@ -99,7 +99,8 @@ class BoardFeed:
         # A step number that falls is a recording that began anew.
         self._seen = {
             one["replica"]: one["totals"]["steps"]
-            for one in replicas
             if one.get("totals")
+            else self._seen.get(one["replica"], 0)
+            for one in replicas
         }
         return sorted(replicas, key=lambda one: str(one["replica"]))

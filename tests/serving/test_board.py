@@ -72,6 +72,20 @@ async def test_who_does_not_read_or_does_not_answer_holds_nobody_up():
     assert late["replicas"][0]["totals"]["steps"] > 200
 
 
+async def test_a_replica_whose_engine_is_silent_is_asked_for_what_is_new():
+    asked: list[Mapping[str, int]] = []
+
+    async def ask(after: Mapping[str, int]) -> list[dict[str, Any]]:
+        asked.append(after)
+        silent = {"replica": "a", "error": "The engine does not answer."}
+        return [silent if len(asked) == 2 else {"replica": "a", "totals": {"steps": 7}}]
+
+    watcher = BoardFeed(ask, period_s=0.001).watch()
+    for _ in range(3):
+        await anext(watcher)
+    assert asked[:3] == [{}, {"a": 7}, {"a": 7}]
+
+
 async def test_too_many_watchers_are_refused():
     feed = BoardFeed(Replica().answer)
     watchers = [feed.watch() for _ in range(MAX_WATCHERS)]

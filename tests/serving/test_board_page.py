@@ -160,3 +160,12 @@ def test_a_page_that_nobody_sees_watches_no_longer(page, feed):
     page.locator("#pause").click()
     expect(page.locator("#state")).to_have_text("Live, 1 replica")
     assert feed.num_watchers == 1
+
+
+def test_a_replica_whose_engine_hangs_says_so_beside_the_others(page, feed):
+    silent = replica("b", error="The engine does not answer.")["replicas"]
+    both = {"replicas": [*look(1, 1)["replicas"], *silent]}
+    feed.send(both, {"replicas": [*look(1)["replicas"], *silent]})
+    expect(page.locator("#state")).to_have_text("Live, 2 replicas")
+    expect(page.locator(".columns").last).to_have_text("The engine does not answer.")
+    expect(page.locator(".columns").first).to_contain_text("#1")

@@ -55,6 +55,7 @@ class FakeServer:
     hung_up: threading.Event = field(default_factory=threading.Event)
     card: dict[str, Any] = field(default_factory=dict)
     board: list[dict[str, Any]] = field(default_factory=lambda: STEPS)
+    others: list[dict[str, Any]] = field(default_factory=list)
     models_status: int = 200
     watchers: int = 0
     looks: int = 0
@@ -97,7 +98,7 @@ class FakeServer:
         replica = {"replica": "a", "policy": "tetris", "totals": {"steps": 2}}
         try:
             while True:
-                event = {"replicas": [{**replica, "steps": self.board}]}
+                event = {"replicas": [{**replica, "steps": self.board}, *self.others]}
                 self.looks += 1
                 yield f"data: {json.dumps(event)}\n\n"
                 await asyncio.sleep(0.1)
@@ -244,6 +245,20 @@ def test_the_board_says_which_steps_it_did_not_see(page, fake):
     expect(page.locator("#missed")).to_contain_text("2 of these steps were not seen")
     expected = {"drafted": "6", "engine steps": "4", "tokens a step": "2.50"}
     assert figures_of(page).items() >= expected.items()
+
+
+def test_the_board_says_when_no_engine_answers(page, fake):
+    error = "The engine does not answer."
+    fake.others = [{"replica": "b", "policy": "tetris", "error": error}]
+    looks = fake.looks
+    wait_until(lambda: fake.looks > looks + 2, 10, period_s=0.05)
+    # The steps of one that answers are shown all the same.
+    expect(page.locator("#state")).to_have_text("2 other requests")
+    page.evaluate(
+        "receive({ data: JSON.stringify({ replicas: [{ replica: 'b', policy: 'tetris',"
+        f" error: '{error}' }}] }}) }}); unwatch(state.textContent)"
+    )
+    expect(page.locator("#state")).to_have_text(error)
 
 
 def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
