@@ -3,19 +3,18 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse
 
-from serving.front.board import PAGE_HEADERS
+from serving.front.board import PAGE_HEADERS, read_page
 from tests.serving.conftest import find_free_ports, wait_until
 
 
-def page_route(page: Path) -> HTMLResponse:
+def page_route(name: str) -> HTMLResponse:
     """Answer with a page as a front does."""
-    return HTMLResponse(page.read_text("utf-8"), headers=PAGE_HEADERS)
+    return HTMLResponse(read_page(name), headers=PAGE_HEADERS)
 
 
 @contextmanager

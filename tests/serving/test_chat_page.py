@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from serving.front.board import CHAT_PAGE
 from tests.pictures import open_browser
 from tests.serving.conftest import wait_until
 from tests.serving.fake_site import page_route, run_site
@@ -122,7 +121,7 @@ def fake() -> Iterator[FakeServer]:
 
     @app.get("/")
     async def page() -> HTMLResponse:
-        return page_route(CHAT_PAGE)
+        return page_route("chat")
 
     @app.get("/v1/models")
     async def models() -> Response:
