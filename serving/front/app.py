@@ -317,7 +317,11 @@ class Front(PageRoutes):
             self._metrics.record(self._client)
 
     async def _watch_replicas(self, after: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Ask all replicas; one that fails is left out of this look."""
+        """Ask all replicas; one that fails is left out of this look.
+
+        Ray collects the answers of all or of none: a replica whose process stands still
+        blinds the board until Serve replaces it.
+        """
         answers = await self._engines.broadcast(
             "watch_board", dict(after)
         ).results_async(timeout_s=_BOARD_TIMEOUT_S, return_exceptions=True)

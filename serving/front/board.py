@@ -20,9 +20,6 @@ PERIOD_S: Final = 0.4
 
 MAX_WATCHERS: Final = 32
 
-PAGE: Final = Path(__file__).with_name("board.html")
-CHAT_PAGE: Final = Path(__file__).with_name("chat.html")
-
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
@@ -34,6 +31,20 @@ PAGE_HEADERS: Final = {
 STREAM_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _QUEUE_LENGTH: Final = 4
+
+
+def read_page(name: str) -> str:
+    """Return a page, with its script in it if that is a file of its own.
+
+    Args:
+        name: `board` or `chat`.
+    """
+    folder = Path(__file__).parent
+    page = (folder / f"{name}.html").read_text("utf-8")
+    script = folder / f"{name}.js"
+    if not script.exists():
+        return page
+    return page.replace("<script>", f"<script>\n{script.read_text('utf-8')}")
 
 
 class TooManyWatchersError(Exception):
@@ -99,7 +110,8 @@ class BoardFeed:
         # A step number that falls is a recording that began anew.
         self._seen = {
             one["replica"]: one["totals"]["steps"]
-            for one in replicas
             if one.get("totals")
+            else self._seen.get(one["replica"], 0)
+            for one in replicas
         }
         return sorted(replicas, key=lambda one: str(one["replica"]))

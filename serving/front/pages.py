@@ -8,12 +8,11 @@ from starlette.responses import (
 )
 
 from serving.front.board import (
-    CHAT_PAGE,
-    PAGE,
     PAGE_HEADERS,
     STREAM_HEADERS,
     BoardFeed,
     TooManyWatchersError,
+    read_page,
 )
 from serving.front.errors import ApiError
 from serving.front.replica_count import ReplicaCount
@@ -31,11 +30,11 @@ class PageRoutes:
 
     async def chat_page(self) -> Response:
         """Show a chat, with what the engines do for it beside it."""
-        return HTMLResponse(CHAT_PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+        return HTMLResponse(read_page("chat"), headers=PAGE_HEADERS)
 
     async def board(self) -> Response:
         """Show the live board."""
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+        return HTMLResponse(read_page("board"), headers=PAGE_HEADERS)
 
     async def board_events(self) -> Response:
         """Stream what the live board shows."""

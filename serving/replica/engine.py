@@ -1,5 +1,6 @@
 """Ray Serve's vLLM engine, with what a replica asks of it besides."""
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
@@ -9,6 +10,7 @@ from serving.compat_ray import VLLMEngine
 from serving.engine.compat import check
 from serving.engine.compat_names import UNIPROC_EXECUTOR
 from serving.engine.front_names import SERVER
+from serving.replica.draft_texts import DraftTexts
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -120,9 +122,10 @@ class TetrisEngine(VLLMEngine):
             "tetris_watch_board", after, with_text
         )
         if with_text:
-            tokenizer = cached_tokenizer_from_config(self._engine_client.model_config)
-            for step in seen.get("steps", ()):
-                for request in step["requests"]:
-                    ids = request.pop("draft_ids")
-                    request["draft_text"] = [tokenizer.decode([one]) for one in ids]
+            self._draft_texts.write(seen.get("steps", ()))
         return seen
+
+    @functools.cached_property
+    def _draft_texts(self) -> DraftTexts:
+        config = self._engine_client.model_config
+        return DraftTexts(cached_tokenizer_from_config(config).decode)

@@ -46,6 +46,9 @@ _SUM_UP_PERIOD_S: Final = 10.0
 
 _ENGINE_CHECK_S: Final = 0.2
 
+_BOARD_S: Final = 3.0
+"""How long the board waits for an engine; less than a front waits for all replicas."""
+
 
 class EngineServer(LLMServer):
     """One replica: a vLLM engine that works for fronts.
@@ -249,7 +252,10 @@ class EngineServer(LLMServer):
         )
 
     async def watch_board(self, after: Mapping[str, int]) -> dict[str, Any]:
-        """Return this replica's newest steps for the board.
+        """Return this replica's newest steps for the board, or an error.
+
+        Fronts hear from all replicas or from none, so one whose engine hangs has to
+        answer too.
 
         Args:
             after: Number of the last step seen, by replica.
@@ -257,7 +263,11 @@ class EngineServer(LLMServer):
         replica = serve.get_replica_context().replica_id.unique_id
         seen: dict[str, Any] = {}
         if self._options.has_snapshots:
-            seen = await self.engine.watch_board(
-                after.get(replica, 0), with_text=self._options.board_text
-            )
+            try:
+                async with asyncio.timeout(_BOARD_S):
+                    seen = await self.engine.watch_board(
+                        after.get(replica, 0), with_text=self._options.board_text
+                    )
+            except TimeoutError:
+                seen = {"error": "The engine does not answer."}
         return {"replica": replica, "policy": self._options.policy_name, **seen}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from serving.engine.shared.board import MAX_STEPS, WATCH_S, BoardRecorder
+from serving.engine.shared.board import MAX_REQUESTS, MAX_ROWS, WATCH_S, BoardRecorder
 
 
 @pytest.fixture
@@ -50,11 +50,13 @@ def test_a_step_tells_what_became_of_every_draft(board, clock):
 def test_recording_ends_when_nobody_looks_and_begins_anew(board, clock):
     assert not board.is_watched
     board.watch(0)
-    for _ in range(3 * MAX_STEPS):
+    for step in range(MAX_ROWS):
+        if step % 100 == 0:
+            board.watch(step)
         record_step(board, clock)
     # The newest are kept, and requests keep their numbers.
     seen = board.watch(0)
-    assert (len(seen["steps"]), seen["totals"]["steps"]) == (MAX_STEPS, 3 * MAX_STEPS)
+    assert (len(seen["steps"]), seen["totals"]["steps"]) == (MAX_ROWS // 3, MAX_ROWS)
     requests = [one for step in seen["steps"] for one in step["requests"]]
     assert len({one["number"] for one in requests}) == 3
     assert not any(one["draft_ids"] for one in requests)
@@ -64,3 +66,31 @@ def test_recording_ends_when_nobody_looks_and_begins_anew(board, clock):
     assert not board.is_watched
     assert board.watch(0)["totals"]["steps"] == 0
     assert board.is_watched
+
+
+def end_step(board, ids):
+    board.start_step()
+    emitted = [(one, 0, 1) for one in ids]
+    board.note_outcome(emitted, budget=0, depth=0, running=ids, waiting=0)
+
+
+def test_a_fast_engine_shows_every_step_of_a_lone_request(board):
+    board.watch(0)
+    for _ in range(100):
+        end_step(board, ["x"])
+    steps = board.watch(0)["steps"]
+    assert [one["step"] for one in steps] == list(range(1, 101))
+    assert all(len(one["requests"]) == 1 for one in steps)
+    # Steps of nobody, an engine's that only reads prompts, take room too.
+    for _ in range(2 * MAX_ROWS):
+        end_step(board, [])
+    assert len(board.watch(0)["steps"]) == MAX_ROWS
+
+
+def test_a_step_tells_how_many_requests_it_does_not_show(board):
+    board.watch(0)
+    end_step(board, [str(one) for one in range(MAX_REQUESTS + 5)])
+    end_step(board, ["x"])
+    steps = board.watch(0)["steps"]
+    assert [one["left_out"] for one in steps] == [5, 0]
+    assert [len(one["requests"]) for one in steps] == [MAX_REQUESTS, 1]

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from serving.front.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
+from serving.replica.draft_texts import DraftTexts
 from tests.pictures import open_browser, picture_path
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +72,20 @@ async def test_who_does_not_read_or_does_not_answer_holds_nobody_up():
     assert late["replicas"][0]["totals"]["steps"] > 200
 
 
+async def test_a_replica_whose_engine_is_silent_is_asked_for_what_is_new():
+    asked: list[Mapping[str, int]] = []
+
+    async def ask(after: Mapping[str, int]) -> list[dict[str, Any]]:
+        asked.append(after)
+        silent = {"replica": "a", "error": "The engine does not answer."}
+        return [silent if len(asked) == 2 else {"replica": "a", "totals": {"steps": 7}}]
+
+    watcher = BoardFeed(ask, period_s=0.001).watch()
+    for _ in range(3):
+        await anext(watcher)
+    assert asked[:3] == [{}, {"a": 7}, {"a": 7}]
+
+
 async def test_too_many_watchers_are_refused():
     feed = BoardFeed(Replica().answer)
     watchers = [feed.watch() for _ in range(MAX_WATCHERS)]
@@ -79,6 +94,22 @@ async def test_too_many_watchers_are_refused():
         feed.watch()
     await watchers[0].aclose()
     await anext(feed.watch())
+
+
+def test_no_token_is_decoded_twice():
+    decoded: list[list[int]] = []
+
+    def decode(ids: list[int]) -> str:
+        decoded.append(ids)
+        return f"<{ids[0]}>"
+
+    texts = DraftTexts(decode)
+    for _ in range(100):
+        steps = [{"requests": [{"draft_ids": [7, 8, 7]}, {"draft_ids": []}]}]
+        texts.write(steps)
+        shown = [{"draft_text": ["<7>", "<8>", "<7>"]}, {"draft_text": []}]
+        assert steps == [{"requests": shown}]
+    assert decoded == [[7], [8]]
 
 
 @pytest.mark.ray

@@ -138,3 +138,33 @@ def test_an_engine_that_compiles_another_policy_is_not_hung():
     with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
         assert runner.run(follow()) is False
     assert taken == ["fixed"]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("silent_s", [0.0, 1e6])
+def test_the_board_hears_of_an_engine_that_does_not_answer(silent_s, monkeypatch):
+    from serving.front.app import _BOARD_TIMEOUT_S
+    from serving.replica import server
+
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"))
+    monkeypatch.setattr(server.serve, "get_replica_context", lambda: context)
+
+    async def watch_board(after: int, *, with_text: bool) -> dict[str, Any]:
+        assert (after, with_text) == (7, False)
+        await asyncio.sleep(silent_s)
+        return {"steps": []}
+
+    # A stand-in, as above.
+    replica = SimpleNamespace(
+        engine=SimpleNamespace(watch_board=watch_board), _options=OPTIONS
+    )
+
+    async def ask() -> dict[str, Any]:
+        # A front waits as long for all replicas together.
+        async with asyncio.timeout(_BOARD_TIMEOUT_S - 1):
+            return await server.EngineServer.watch_board(replica, {"a": 7})
+
+    with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
+        seen = runner.run(ask())
+    answer = {"error": "The engine does not answer."} if silent_s else {"steps": []}
+    assert seen == {"replica": "a", "policy": "none yet", **answer}

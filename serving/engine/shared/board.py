@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 WATCH_S: Final = 5.0
 """How long one look keeps the recording going."""
 
-MAX_STEPS: Final = 32
-"""Steps in one answer. A faster engine shows the newest; the totals count them all."""
+MAX_ROWS: Final = 2048
+"""Requests in all steps of one answer, the newest; the totals count them all."""
 
 MAX_REQUESTS: Final = 64
 """Requests shown of one step."""
@@ -57,7 +57,7 @@ class BoardRequest:
 
 @dataclass(slots=True)
 class BoardStep:
-    """One engine step; times in milliseconds."""
+    """One engine step; times in milliseconds. `left_out` counts requests not shown."""
 
     step: int
     step_ms: float
@@ -66,6 +66,7 @@ class BoardStep:
     running: int
     waiting: int
     requests: list[BoardRequest]
+    left_out: int
 
 
 @dataclass(slots=True)
@@ -97,7 +98,8 @@ class BoardRecorder:
         self._open: dict[str, BoardRequest] = {}
         self._numbers: dict[str, int] = {}
         self._counter = itertools.count(1)
-        self._steps: deque[BoardStep] = deque(maxlen=MAX_STEPS)
+        self._steps: deque[BoardStep] = deque()
+        self._num_rows = 0
         self._totals = BoardTotals()
 
     def watch(self, after: int, *, with_ids: bool = False) -> dict[str, Any]:
@@ -113,6 +115,7 @@ class BoardRecorder:
         """
         if not self.is_watched:
             self._steps.clear()
+            self._num_rows = 0
             self._totals = BoardTotals()
             self._started_s = self._clock()
         self.is_watched = True
@@ -188,7 +191,7 @@ class BoardRecorder:
             one.tag = req_id.rpartition("-")[0][-_TAG_LENGTH:]
             requests.append(one)
         self._add(requests, step_s)
-        self._steps.append(
+        self._keep(
             BoardStep(
                 self._totals.steps,
                 round(1000 * step_s, 3),
@@ -197,10 +200,17 @@ class BoardRecorder:
                 len(running),
                 waiting,
                 requests[:MAX_REQUESTS],
+                max(0, len(requests) - MAX_REQUESTS),
             )
         )
         if now_s > self._until_s:
             self.is_watched = False
+
+    def _keep(self, step: BoardStep) -> None:
+        self._steps.append(step)
+        self._num_rows += _rows_of(step)
+        while self._num_rows > MAX_ROWS:
+            self._num_rows -= _rows_of(self._steps.popleft())
 
     def _add(self, requests: list[BoardRequest], step_s: float) -> None:
         totals = self._totals
@@ -211,3 +221,7 @@ class BoardRecorder:
             totals.admitted += one.admitted
             totals.accepted += one.accepted
             totals.emitted += one.emitted
+
+
+def _rows_of(step: BoardStep) -> int:
+    return max(1, len(step.requests))
