@@ -1,12 +1,14 @@
 """The README's pictures, taken by the tests that look at the same things.
 
-`TETRIS_PICTURES=loadtest/results/screenshots` keeps them there.
+`TETRIS_PICTURES=loadtest/results/screenshots` keeps them there. README's chat is
+with the server that `make serve` starts: `python -m tests.pictures URL`.
 """
 
 import json
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +18,9 @@ from typing import Any
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
+SCREENSHOTS = Path(__file__).parent.parent / "loadtest" / "results" / "screenshots"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _COLUMNS = 3
 _PANEL_INCHES = (5.2, 3.0)
@@ -84,3 +87,22 @@ def draw_dashboard(
     figure.suptitle(f"{dashboard['title']}: the panels' queries")
     figure.tight_layout(rect=(0, 0, 1, 0.98))
     figure.savefig(path)
+
+
+def take_chat(url: str) -> None:
+    """Ask a running server two questions, and keep what its chat page shows."""
+    with open_browser() as page:
+        page.goto(url)
+        for question in (
+            "What is the capital of France?",
+            "Name three things to see there, in a list.",
+        ):
+            page.locator("#text").fill(question)
+            page.locator("#send").click()
+            expect(page.locator("#send")).to_have_text("Stop")
+            expect(page.locator("#send")).to_have_text("Send", timeout=120_000)
+        page.screenshot(path=picture_path("chat.png", SCREENSHOTS))
+
+
+if __name__ == "__main__":
+    take_chat(sys.argv[1])
