@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from loadtest.simulate.crowd import draw
+from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import run_fleet
 from loadtest.simulate.front import EXPIRED, NO_PLACE, SERVED, TOO_LATE, Front
@@ -77,6 +78,16 @@ def test_deadlines_are_refused_early_or_expire(engine):
     assert not (late.outcome == TOO_LATE).any()
     # What is not refused expires later, or comes too late, and has taken time.
     assert (early.finish_ms <= 2000).sum() > 1.2 * (late.finish_ms <= 2000).sum()
+
+
+def test_an_idle_fleet_is_known_to_be_idle():
+    """Also where nobody came since the last reply ended."""
+    engine = load_engine("h100-qwen3-1.7b", 3, 32)
+    arrival_s = np.append(np.zeros(32), 100.0)
+    drawn = Drawn(arrival_s, *np.full((2, 33), 20), np.zeros(33, np.int64))
+    callers, whose = {"crowd": math.inf, "late": 300.0}, np.arange(33) // 32
+    served = Front(engine, drawn, callers, whose, 2, max_queued=99).run()
+    assert (served.outcome == SERVED).all()
 
 
 def test_one_can_be_let_in_to_see_what_it_would_have_met(engine):
