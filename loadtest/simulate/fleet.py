@@ -106,6 +106,7 @@ def make_fleet(engine: Engine, drawn: Drawn, num_replicas: int, seed: int) -> Fl
             num_emitted=np.zeros(count, np.int64),
             resumed_s=np.full(count, np.nan),
             num_cached=np.zeros(count, np.int64),
+            luck=np.arange(count),
             chain=drawn.chain,
             chain_first=names,
         ),

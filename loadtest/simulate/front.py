@@ -201,6 +201,7 @@ class Front:
             sent.num_prompt_tokens[place] = drawn.num_prompt_tokens[number]
             sent.num_output_tokens[place] = drawn.num_output_tokens[number]
             sent.kind[place] = drawn.kind[number]
+            sent.luck[place] = number
             self._advance(now_s)
 
     def _look(self) -> ReplicaLoad:

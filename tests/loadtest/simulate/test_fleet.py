@@ -152,12 +152,15 @@ def test_who_joined_last_gives_way_and_computes_anew() -> None:
     run = alone(made, [0, 0.001], [50, 30], 20)
     requests = run.requests
     assert (requests.num_finishes == 1).all()
-    # 82 tokens when both have one; each step adds two, so the tenth has no room.
+    # 83 tokens when both have begun; each step adds two, so the ninth has no room.
     assert requests.num_emitted.tolist() == [20, 20]
     assert np.isnan(requests.resumed_s[0])
-    # It waits for the first, then computes its prompt and ten tokens in one step.
+    # After a step of the first alone it computes its prompt and nine tokens in one
+    # beside it. That it gives way once more, until the first is done, changes nothing.
+    assert run.counts[state.PREEMPTED] == 2
+    begun_s = requests.first_token_s[1]
     assert requests.resumed_s[1] == pytest.approx(
-        requests.finish_s[0] + STEP_S + 1e-3 * (30 + 10)
+        begun_s + 8 * (STEP_S + 2e-3) + (STEP_S + 1e-3) + (STEP_S + 1e-3 * (1 + 39))
     )
 
 

@@ -90,6 +90,25 @@ def test_an_idle_fleet_is_known_to_be_idle():
     assert (served.outcome == SERVED).all()
 
 
+def test_requests_have_the_same_luck_in_whatever_order_they_are_sent():
+    """Alone on one seat, a request takes as many steps in either arm."""
+    engine = load_engine("h100-qwen3-1.7b", 3, 1)
+    drawn = Drawn(np.zeros(40), *np.full((2, 40), 100), np.zeros(40, np.int64))
+    callers, whose = {"a": math.inf, "b": math.inf}, np.repeat([0, 1], [30, 10])
+    spans = []
+    for is_fair in (True, False):
+        front = Front(
+            *(engine, drawn, callers, whose, 1),
+            max_queued=99,
+            is_fair=is_fair,
+            keeps_seats=False,
+        )
+        served = front.run()
+        spans.append(served.finish_ms - served.ttft_ms)
+        assert (np.diff(front._order) > 0).all() != is_fair
+    np.testing.assert_allclose(*spans)
+
+
 def test_one_can_be_let_in_to_see_what_it_would_have_met(engine):
     callers, parts = {"a": 2000.0}, [(120.0, 2000)]
     _, served = serve(engine, parts, callers)
