@@ -174,6 +174,17 @@ def test_an_overloaded_fleet_finishes_what_its_capacity_says() -> None:
     assert 0.6 * 20_000 / (end_s - start_s) == pytest.approx(capacity, rel=0.1)
 
 
+def test_what_a_fleet_can_do_counts_the_depth_that_is_chosen() -> None:
+    """Of drafts that are worth nothing and cost something, none."""
+    capacity = [
+        Engine("", costs, make_drafts(np.zeros((2, 3)))).capacity_per_s(Load())
+        for depth, rule in ((3, state.ALL), (3, state.WORTH), (0, state.ALL))
+        for costs in [engine(token_ms=1.0, num_drafts=depth, rule=rule).costs]
+    ]
+    assert capacity[0] < 0.6 * capacity[1]
+    assert capacity[1] == capacity[2]
+
+
 @pytest.mark.parametrize("staleness_s", [0.0, 0.05, 2.0])
 def test_a_router_sees_only_telemetry_of_the_stated_age(staleness_s: float) -> None:
     requests = mixed_run("least-requests", staleness_s).requests
