@@ -48,8 +48,8 @@ def test_replicas_that_start_later_serve_later() -> None:
 
 def test_nobody_pays_for_replicas_while_nobody_comes() -> None:
     arrival_s = np.append(np.linspace(0, 0.1, 100), 3600)
-    tokens = np.full((2, 101), 100)
-    drawn = Drawn(arrival_s, *tokens, np.zeros(101, np.int64))
+    tokens = np.full(101, 100)
+    drawn = Drawn(arrival_s, tokens, tokens, np.zeros(101, np.int64))
     decide = make_scaler("target-ongoing", 10, ENGINE, 0)
     growth = Growth(8, down_delay_s=60)
     found = run_growing(ENGINE, drawn, decide, growth, Targets(100, 5), 1)[0]

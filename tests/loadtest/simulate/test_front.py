@@ -80,20 +80,22 @@ def test_deadlines_are_refused_early_or_expire(engine):
     assert (early.finish_ms <= 2000).sum() > 1.2 * (late.finish_ms <= 2000).sum()
 
 
-def test_an_idle_fleet_is_known_to_be_idle():
+def test_an_idle_fleet_is_known_to_be_idle() -> None:
     """Also where nobody came since the last reply ended."""
     engine = load_engine("h100-qwen3-1.7b", 3, 32)
     arrival_s = np.append(np.zeros(32), 100.0)
-    drawn = Drawn(arrival_s, *np.full((2, 33), 20), np.zeros(33, np.int64))
+    tokens = np.full(33, 20)
+    drawn = Drawn(arrival_s, tokens, tokens, np.zeros(33, np.int64))
     callers, whose = {"crowd": math.inf, "late": 300.0}, np.arange(33) // 32
     served = Front(engine, drawn, callers, whose, 2, max_queued=99).run()
     assert (served.outcome == SERVED).all()
 
 
-def test_requests_have_the_same_luck_in_whatever_order_they_are_sent():
+def test_requests_have_the_same_luck_in_whatever_order_they_are_sent() -> None:
     """Alone on one seat, a request takes as many steps in either arm."""
     engine = load_engine("h100-qwen3-1.7b", 3, 1)
-    drawn = Drawn(np.zeros(40), *np.full((2, 40), 100), np.zeros(40, np.int64))
+    tokens = np.full(40, 100)
+    drawn = Drawn(np.zeros(40), tokens, tokens, np.zeros(40, np.int64))
     callers, whose = {"a": math.inf, "b": math.inf}, np.repeat([0, 1], [30, 10])
     spans = []
     for is_fair in (True, False):
@@ -106,7 +108,7 @@ def test_requests_have_the_same_luck_in_whatever_order_they_are_sent():
         served = front.run()
         spans.append(served.finish_ms - served.ttft_ms)
         assert (np.diff(front._order) > 0).all() != is_fair
-    np.testing.assert_allclose(*spans)
+    np.testing.assert_allclose(spans[0], spans[1])
 
 
 def test_one_can_be_let_in_to_see_what_it_would_have_met(engine):
