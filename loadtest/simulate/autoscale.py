@@ -21,7 +21,7 @@ from .drawn import Drawn
 from .engine import Engine
 from .fleet import PIECES, ROUTERS, Metrics, Targets, make_fleet, measure
 from .readers import number
-from .routers import find_costs
+from .routers import find_costs, listen
 
 PERIOD_S: Final = 5.0
 """Between two decisions."""
@@ -109,23 +109,27 @@ def run_growing(
     fleet = make_fleet(engine, drawn, growth.most, seed)
     size = _Size(growth)
     paid: list[int] = []
+    full: list[bool] = []
     now_s, how = 0.0, (ROUTERS["power-of-two-sent"], AGE_S, drawn.arrival_s.size)
     fleet.counts[state.OPEN] = size.open_at(now_s)
     for piece in range(1, PIECES + 1):
         while now_s < drawn.arrival_s[-1] * piece / PIECES:
             now_s += PERIOD_S
             kernel.advance(fleet, *how, now_s)
+            listen(fleet, now_s - AGE_S)
             fleet.counts[state.OPEN] = num_open = size.open_at(now_s)
             load = float(fleet.telemetry.num_sent.sum())
             paces = _read_paces(fleet, num_open)
             size.follow(now_s, decide(now_s, load, paces, num_open, size.num_wanted))
-            draining = np.count_nonzero(fleet.num_running[size.num_paid :])
+            # Also those in whose place another one starts.
+            draining = np.count_nonzero(fleet.num_running[size.num_open :])
             paid.append(size.num_paid + int(draining))
+            full.append(size.num_paid >= growth.most)
         on_piece()
     kernel.advance(fleet, *how, np.inf)
     found = measure(fleet.requests, targets) | {
         "replicas": float(np.mean(paid)),
-        "at_limit": float(np.mean([count >= growth.most for count in paid])),
+        "at_limit": float(np.mean(full)),
         "replica_hours": PERIOD_S * sum(paid) / 3600.0,
     }
     return found, fleet.requests, paid
@@ -135,7 +139,7 @@ class _Size:
     """Replicas wanted, started and open, with the delays of Serve's controller."""
 
     def __init__(self, growth: Growth) -> None:
-        self.num_wanted = self._open = growth.first or growth.most
+        self.num_wanted = self.num_open = growth.first or growth.most
         self._growth = growth
         self._starts: list[float] = []
         self._since: tuple[int, float] | None = None
@@ -143,14 +147,14 @@ class _Size:
     @property
     def num_paid(self) -> int:
         """Replicas that are open or start."""
-        return self._open + len(self._starts)
+        return self.num_open + len(self._starts)
 
     def open_at(self, now_s: float) -> int:
         """Return how many take requests."""
         ready = [due for due in self._starts if due <= now_s]
         self._starts = self._starts[len(ready) :]
-        self._open += len(ready)
-        return self._open
+        self.num_open += len(ready)
+        return self.num_open
 
     def follow(self, now_s: float, wish: int) -> None:
         """Take a wish, which counts once it has lasted."""
@@ -173,7 +177,7 @@ class _Size:
             # Those that start are given up first.
             given_up = min(len(self._starts), -more)
             self._starts = self._starts[: len(self._starts) - given_up]
-            self._open = max(1, self._open + more + given_up)
+            self.num_open = max(1, self.num_open + more + given_up)
 
 
 def _read_paces(fleet: state.Fleet, count: int) -> list[ReplicaPace]:

@@ -16,8 +16,15 @@ from loadtest.interrupts import interruptible
 from .autoscale import AGE_S, SCALERS, Growth, parse_scaler
 from .compare import Plan, compare, expect
 from .engine import MODELS, load_engine
-from .fleet import LEAST_REQUESTS, PIECES, PREFIX_ROUTERS, ROUTERS, Targets
-from .load import Lengths, Load, find_own_rate, parse_arrivals, read_load
+from .fleet import (
+    LEAST_REQUESTS,
+    PIECES,
+    PREFIX_ROUTERS,
+    ROUTERS,
+    Targets,
+    find_speed,
+)
+from .load import Arrivals, Lengths, Load, find_own_rate, parse_arrivals, read_load
 from .output import describe, render, write_json
 from .readers import number, read_depth, read_shares, read_slow
 from .recorded import read_folder
@@ -54,7 +61,7 @@ _HELP = {
     "upscale-delay-s": "seconds of high load before an autoscaler adds replicas "
     "(%(default)g)",
     "downscale-delay-s": "seconds of low load before it takes some away (%(default)g)",
-    "load": "poisson, gamma=CV (bursts), diurnal=SWING (peak over night); %(default)s",
+    "load": "poisson, gamma=CV (bursts), diurnal=SWING (peak over night); poisson",
     "trace": "Azure's or BurstGPT's .csv, or Mooncake's .jsonl, in place of --load and "
     "lengths, at the rate that is asked for",
     "sessions": "requests belong to sessions of TURNS on average, THINK_S (10) apart: "
@@ -151,11 +158,13 @@ def _make_plans(options: argparse.Namespace) -> list[Plan]:
         WORTH if options.select else ALL,
         read_folder(options.recorded) if options.recorded else None,
     )
+    if options.trace and (options.load or options.sessions):
+        raise ValueError("--trace says when who comes: leave out --load and --sessions")
     load = (
         read_load(options.trace, *options.hard_share)
         if options.trace
         else Load(
-            options.load,
+            options.load or Arrivals(),
             Lengths(options.prompt_tokens, options.length_cv),
             Lengths(options.output_tokens, options.length_cv),
             *(*options.hard_share, "", options.sessions),
@@ -164,7 +173,8 @@ def _make_plans(options: argparse.Namespace) -> list[Plan]:
     rate_per_s = options.rate
     if rate_per_s is None:
         share = options.utilisation or _USUAL_UTILISATION
-        rate_per_s = share * options.replicas * engine.capacity_per_s(load)
+        speed = find_speed(options.replicas, options.slow_replicas)
+        rate_per_s = share * speed * engine.capacity_per_s(load)
     if options.trace:
         # Found out before the work: a trace ends.
         own_per_s = find_own_rate(load, options.requests)
@@ -234,8 +244,16 @@ def _grow(plan: Plan, times: float, options: argparse.Namespace) -> Plan:
 def _check_outputs(options: argparse.Namespace) -> None:
     """Find out before the work whether its results can be written."""
     for name, path in (("json", options.json), ("html", options.html)):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise ValueError(f"--{name} {path}: not a file in a folder that exists")
+        if path is None:
+            continue
+        try:
+            is_there = path.exists()
+            path.open("a").close()
+            if not is_there:
+                path.unlink()
+        except OSError as error:
+            message = f"--{name} {path}: cannot be written ({error.strerror})"
+            raise ValueError(message) from error
 
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
@@ -275,7 +293,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add("start-s", number(0), 60.0, "S")
     add("upscale-delay-s", number(0), 10.0, "S")
     add("downscale-delay-s", number(0), 300.0, "S")
-    add("load", parse_arrivals, "poisson")
+    add("load", parse_arrivals)
     add("trace", Path, metavar="FILE")
     add("sessions", parse_sessions, metavar="TURNS[:THINK_S[:SYSTEM]]")
     rate = parser.add_mutually_exclusive_group()

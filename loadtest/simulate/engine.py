@@ -31,9 +31,14 @@ class Engine:
     @property
     def tokens_per_step(self) -> Floats:
         """Tokens a step of a request, if it verifies all, `[num_kinds]`."""
+        return self._tokens_at(self.costs.num_drafts)
+
+    def _tokens_at(self, depth: int) -> Floats:
         drafts = self.drafts
         tokens = 1.0 + np.where(
-            drafts.num_accepted < 0, drafts.survival.sum(axis=1), drafts.num_accepted
+            drafts.num_accepted < 0,
+            drafts.survival[:, :depth].sum(axis=1),
+            np.minimum(drafts.num_accepted, depth),
         )
         return np.array([part.mean() for part in np.split(tokens, drafts.first[1:-1])])
 
@@ -42,20 +47,26 @@ class Engine:
 
         Means alone: a request takes its tokens over the mean tokens a step, its prompt
         is computed in one step of its own, and it attends to its prompt and to half of
-        its reply, longer replies being there longer.
+        its reply, longer replies being there longer. Of sessions nothing is cached.
+        Where drafts are selected, the depth at which it finishes most counts.
         """
-        costs, output = self.costs, load.output
-        per_request = (output.mean - 1) / self.tokens_per_step
+        most = self.costs.num_drafts
+        depths = [most] if self.costs.rule == ALL else range(most + 1)
+        return max(self._capacity_at(depth, load) for depth in depths)
+
+    def _capacity_at(self, depth: int, load: Load) -> float:
+        costs, output, prompt = self.costs, load.output, load.mean_prompt
+        per_request = (output.mean - 1) / self._tokens_at(depth)
         decode_steps = float(np.dot(load.kind_shares, per_request))
         num_steps = 1.0 + max(decode_steps, 0.0)
         decoding = costs.max_num_seqs * decode_steps / num_steps
-        prompt_tokens = costs.max_num_seqs * load.prompt.mean / num_steps
-        context = load.prompt.mean + output.mean * (1 + output.cv**2) / 2
-        tokens = decoding * (1 + costs.num_drafts) + prompt_tokens
+        prompt_tokens = costs.max_num_seqs * prompt / num_steps
+        context = prompt + output.mean * (1 + output.cv**2) / 2
+        tokens = decoding * (1 + depth) + prompt_tokens
         step_ms = (
             costs.base_ms
-            + costs.num_drafts * costs.draft_pass_ms
-            + (costs.request_ms + costs.num_drafts * costs.draft_token_ms) * decoding
+            + depth * costs.draft_pass_ms
+            + (costs.request_ms + depth * costs.draft_token_ms) * decoding
             + max(costs.floor_ms, costs.token_ms * tokens)
             + costs.kv_token_ms * costs.max_num_seqs * context
         )
@@ -103,12 +114,14 @@ def load_engine(
         )
     except KeyError as error:
         raise ValueError(f"engine model {path}: {error} is missing") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"engine model {path}: {error}") from error
     if min(costs[:7]) < 0 or costs.base_ms + costs.floor_ms <= 0:
         raise ValueError(
             f"engine model {path}: costs must be >= 0, and a step take time"
         )
+    if costs.max_num_seqs < 1:
+        raise ValueError(f"engine model {path}: max_num_seqs must be 1 or more")
     if not all(0 <= chance <= 1 for chance in chances):
         raise ValueError(f"engine model {path}: acceptance must be 0 to 1")
     if costs.max_num_seqs * (2 + num_drafts) >= costs.max_num_batched_tokens:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,9 +150,13 @@ def fit(runs: Sequence[Recorded]) -> tuple[list[float], float]:
     drafting = [run for run in runs if run.num_drafts]
     chance = 0.0
     if drafting:
-        mean = float(np.mean([run.tokens_per_draft for run in drafting]))
-        positions = np.arange(1, drafting[0].num_drafts + 1)
-        chance = float(optimize.brentq(lambda p: (p**positions).sum() - mean, 0.0, 1.0))
+        accepted = sum(run.tokens_per_draft for run in drafting)
+
+        def excess(chance: float) -> float:
+            depths = (np.arange(1, run.num_drafts + 1) for run in drafting)
+            return float(sum((chance**depth).sum() for depth in depths)) - accepted
+
+        chance = float(optimize.brentq(excess, 0.0, 1.0))
 
     def error(logs: Floats) -> float:
         errors = [_errors(run, np.exp(logs), chance) for run in runs]
@@ -184,13 +189,27 @@ def figures(run: Recorded) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
+def judge(error: float, half_width: float | None) -> str:
+    """Return whether a figure `agrees`, is `off`, or `undecided`.
+
+    Args:
+        error: Of the simulated one, over the real one.
+        half_width: Of its 95 % interval; None if that is not known.
+    """
+    if half_width is not None and abs(error) + half_width <= _TOLERANCE:
+        return "agrees"
+    if half_width is not None and abs(error) - half_width > _TOLERANCE:
+        return "off"
+    return "undecided"
+
+
 def compare(
     runs: Iterable[Recorded], terms: Sequence[float], chance: float
 ) -> list[dict[str, Any]]:
     """Return a row for each arm and load: real and simulated figures over rounds.
 
-    A figure agrees within 10 % of the real one, or within the half-width of the real
-    runs' 95 % t-interval if that is wider.
+    A figure agrees if the 95 % t-interval of its error, from what real runs differ by,
+    lies within 10 %, and is off if all of it lies outside. One run has no interval.
     """
     cells: dict[tuple[str, str], list[Recorded]] = {}
     for run in runs:
@@ -206,13 +225,14 @@ def compare(
             mean, computed = (
                 float(np.mean([one[name] for one in some])) for some in (real, ours)
             )
-            half = find_half_width(measured) if len(own) > 1 else 0.0
+            half = find_half_width(measured) if len(own) > 1 else None
+            error = computed / mean - 1.0
             row[name] = {
                 "real": mean,
                 "half_width": half,
                 "simulated": computed,
-                "error": computed / mean - 1.0,
-                "agrees": abs(computed - mean) <= max(_TOLERANCE * mean, half),
+                "error": error,
+                "verdict": judge(error, None if half is None else half / mean),
             }
         rows.append(row)
     return rows
@@ -226,35 +246,49 @@ def render_rows(rows: Iterable[Mapping[str, Any]]) -> str:
         for name in _FIGURES:
             cell = row[name]
             text = f"{cell['real']:.1f} / {cell['simulated']:.1f}"
-            text += f" ({100 * cell['error']:+.0f} %)"
-            is_off = name in _HELD and not cell["agrees"]
-            cells.append(f"**{text}**" if is_off else text)
+            verdict = cell["verdict"] if name in _HELD else ""
+            doubt = " ?" if verdict == "undecided" else ""
+            text += f" ({100 * cell['error']:+.0f} %{doubt})"
+            cells.append(f"**{text}**" if verdict == "off" else text)
         lines.append(cells)
     return to_table(lines)
+
+
+def count_verdicts(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Return how many of the figures that must agree do, are off, or undecided."""
+    return Counter(row[name]["verdict"] for row in rows for name in _HELD)
 
 
 def render(result: Mapping[str, Any]) -> str:
     """Return what was fitted and both tables as Markdown."""
     terms = ", ".join(f"{name} {value:.2f}" for name, value in result["terms"].items())
+    verdicts = count_verdicts(result["held_out"])
     return join_parts(
         f"Fitted: {terms}; acceptance of a draft {result['acceptance']:.2f}.",
         render_rows(result["fitted"]),
         "Not fitted:",
         render_rows(result["held_out"]),
+        f"Of {verdicts.total()} such figures: agree {verdicts['agrees']}, "
+        f"off {verdicts['off']}, undecided {verdicts['undecided']}.",
     )
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Fit, compare, print the table."""
+    """Fit, compare, print the table; 1 if a figure that was not fitted is off."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of tetris-serve bench http")
     parser.add_argument(
-        "--fit", required=True, help="loads whose first runs are fitted"
+        "--fit", required=True, help="LOAD,LOAD whose runs are fitted, not the others"
     )
     parser.add_argument("--json", type=Path, help="write all figures there")
     options = parser.parse_args(words)
+    if not options.folder.is_dir():
+        parser.error(f"{options.folder} is no folder")
     folder, wanted = _Folder(options.folder), set(options.fit.split(","))
-    runs = [read_run(options.folder, run) for run in folder.records()]
+    try:
+        runs = [read_run(options.folder, run) for run in folder.records()]
+    except (KeyError, OSError, ValueError) as error:
+        parser.error(f"{options.folder}: {error}")
     fitted = [run for run in runs if run.load in wanted]
     held_out = [run for run in runs if run.load not in wanted]
     if not fitted or not held_out:
@@ -272,7 +306,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.json:
         write_json(options.json, result)
     sys.stdout.write(render(result))
-    return 0
+    return int(count_verdicts(result["held_out"])["off"] > 0)
 
 
 if __name__ == "__main__":

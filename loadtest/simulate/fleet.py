@@ -89,6 +89,13 @@ def run_fleet(
     return fleet
 
 
+def find_speed(num_replicas: int, slow: tuple[float, float]) -> float:
+    """Return how many replicas that are not slow would do as much."""
+    share, times = slow
+    num_slow = round(share * num_replicas)
+    return num_replicas - num_slow + num_slow / times
+
+
 def make_fleet(engine: Engine, drawn: Drawn, num_replicas: int, seed: int) -> Fleet:
     """Return an idle fleet, before anything comes."""
     size, count = engine.costs.max_num_seqs, drawn.arrival_s.size
@@ -106,6 +113,7 @@ def make_fleet(engine: Engine, drawn: Drawn, num_replicas: int, seed: int) -> Fl
             num_emitted=np.zeros(count, np.int64),
             resumed_s=np.full(count, np.nan),
             num_cached=np.zeros(count, np.int64),
+            luck=np.arange(count),
             chain=drawn.chain,
             chain_first=names,
         ),

@@ -23,7 +23,7 @@ from . import kernel, state
 from .drawn import Drawn
 from .engine import Engine
 from .fleet import ROUTERS, make_fleet
-from .routers import SPARE_SHARE, find_costs
+from .routers import SPARE_SHARE, find_costs, listen
 from .state import Floats, Ints
 
 MAX_WAIT_S: Final = 30.0
@@ -124,6 +124,7 @@ class Front:
 
     def _advance(self, until_s: float) -> None:
         kernel.advance(self._fleet, ROUTERS["ours"], 0.0, len(self._order), until_s)
+        listen(self._fleet, until_s)
         events, happened = self._fleet.events, self._fleet.counts[state.HAPPENED]
         for place in range(self._num_seen, happened):
             if events.kind[place] == state.LEFT:
@@ -200,6 +201,7 @@ class Front:
             sent.num_prompt_tokens[place] = drawn.num_prompt_tokens[number]
             sent.num_output_tokens[place] = drawn.num_output_tokens[number]
             sent.kind[place] = drawn.kind[number]
+            sent.luck[place] = number
             self._advance(now_s)
 
     def _look(self) -> ReplicaLoad:

@@ -167,7 +167,7 @@ def _fill(fleet: Fleet, replica: int) -> int:
         fleet.slots.output[replica, slot] = output
         # Of the request alone: it is as lucky wherever it runs, so arms are paired.
         fleet.slot_draw[replica, slot] = np.uint64(fleet.seed) ^ (
-            np.uint64(request + 1) * np.uint64(0xD1342543DE82EF95)
+            np.uint64(requests.luck[request] + 1) * np.uint64(0xD1342543DE82EF95)
         )
         kind = requests.kind[request]
         first, end = drafts.first[kind], drafts.first[kind + 1]
@@ -237,7 +237,7 @@ def _end_step(fleet: Fleet, replica: int, now_s: float) -> None:
             if np.isnan(requests.first_token_s[request]):
                 requests.first_token_s[request] = now_s
                 note_event(fleet, now_s, BEGUN, request, replica)
-            else:
+            elif np.isnan(requests.resumed_s[request]):
                 requests.resumed_s[request] = now_s
         else:
             num_tokens, block = 1, blocks[slot]

@@ -100,6 +100,23 @@ class Load:
     trace: str = ""  # file that says when and how long instead
     sessions: Sessions | None = None  # to which requests belong; None for no two
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn.
+
+        Raises:
+            ValueError: If sessions are to begin with a day's wave.
+        """
+        if self.sessions and self.arrivals.swing != 1.0:
+            raise ValueError("--sessions begin at a steady rate: leave out diurnal")
+
+    @property
+    def mean_prompt(self) -> float:
+        """Mean tokens of a prompt; those of sessions carry all turns before."""
+        if self.sessions is None:
+            return self.prompt.mean
+        before = (self.sessions.turns - 1) * (self.prompt.mean + self.output.mean)
+        return self.sessions.system_tokens + before + self.prompt.mean
+
     @property
     def kind_shares(self) -> tuple[float, float]:
         """Share of each of `KINDS` over the run."""
@@ -125,12 +142,16 @@ def find_own_rate(load: Load, num_requests: int) -> float:
     """Return the requests a second of a load's trace.
 
     Raises:
-        ValueError: If it has fewer requests.
+        ValueError: If it has fewer requests, or all of them come at once.
     """
     arrival_s = read_trace(Path(load.trace)).arrival_s
     if num_requests > arrival_s.size:
         raise ValueError(f"{load.trace} has {arrival_s.size} requests: take fewer")
-    return num_requests / max(float(arrival_s[num_requests - 1]), 1e-9)
+    last_s = float(arrival_s[num_requests - 1])
+    # The first tenth is not measured.
+    if num_requests > 1 and arrival_s[num_requests // 10] == last_s:
+        raise ValueError(f"{load.trace}: {num_requests} requests come at once")
+    return num_requests / max(last_s, 1e-9)
 
 
 def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -> Drawn:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from loadtest.environment import describe_versions
 
 from .compare import LEVELS, Interval, Plan
-from .fleet import WARM_UP_SHARE
+from .fleet import WARM_UP_SHARE, find_speed
 
 FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
 """Of what is committed."""
@@ -77,8 +77,8 @@ def _format(one: Interval | None) -> str:
 
 def find_utilisation(plan: Plan) -> float:
     """Return the rate over what all replicas finish with all batches full."""
-    capacity_per_s = plan.num_replicas * plan.engine.capacity_per_s(plan.load)
-    return plan.rate_per_s / capacity_per_s
+    speed = find_speed(plan.num_replicas, plan.slow)
+    return plan.rate_per_s / (speed * plan.engine.capacity_per_s(plan.load))
 
 
 def describe(

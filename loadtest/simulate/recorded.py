@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ def read_drafts(path: Path, *, knows_outcomes: bool = False) -> Drafts:
     Raises:
         ValueError: If it holds no step whose drafts were all verified.
     """
-    with np.load(path) as arrays:
+    with path.open("rb") as file, np.load(file) as arrays:
         step, request = arrays["draft_step"], arrays["draft_req"]
         offered, accepted = arrays["draft_num_offered"], arrays["draft_num_accepted"]
         begin, end = arrays["window"]
@@ -74,13 +75,17 @@ def read_folder(folder: Path) -> Drafts:
         raise ValueError(f"{folder}: no recorded drafts (*.npz)")
     try:
         return split_by_ease(map(read_drafts, paths))
-    except (KeyError, OSError) as error:
+    except (KeyError, OSError, EOFError, BadZipFile) as error:
         raise ValueError(f"{folder}: no recorded drafts ({error})") from error
 
 
 def split_by_ease(found: Iterable[Drafts]) -> Drafts:
-    """Return the traces in which most is accepted as easy, as many others as hard."""
+    """Return the traces in which most is accepted as easy, as many others as hard.
+
+    A single one is both.
+    """
     ranked = sorted(found, key=lambda one: -one.num_accepted.mean())
+    ranked *= 2 if len(ranked) == 1 else 1
     half = sum(one.num_offered.size for one in ranked[: (len(ranked) + 1) // 2])
     joined = Drafts(*(np.concatenate(parts) for parts in zip(*ranked, strict=True)))
     return joined._replace(first=np.array([0, half, joined.num_offered.size]))

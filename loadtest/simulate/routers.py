@@ -66,7 +66,7 @@ def note_event(
 
 
 @compiled
-def _listen(fleet: Fleet, until_s: float) -> None:
+def listen(fleet: Fleet, until_s: float) -> None:
     """Let the router know what happened until then.
 
     What a replica was like is told with each event there, and holds until the next.
@@ -212,7 +212,7 @@ def route(fleet: Fleet, request: int, age_s: float, router: int) -> int:
     """Choose a replica for a request that arrives, by what was true `age_s` ago."""
     known, requests = fleet.telemetry, fleet.requests
     now_s = requests.arrival_s[request]
-    _listen(fleet, now_s - age_s)
+    listen(fleet, now_s - age_s)
     num_tokens = requests.num_prompt_tokens[request]
     chain = chain_of(requests, request)
     holder, num_cached = find_holder(fleet.prefixes, chain, num_tokens)

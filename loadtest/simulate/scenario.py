@@ -12,7 +12,12 @@ import yaml
 
 from serving.settings.model import parse_settings
 
-_RIVALS = (("router", "autoscaler"), ("rate", "utilisation"))
+_RIVALS = (
+    ("router", "autoscaler"),
+    ("rate", "utilisation"),
+    ("trace", "load"),
+    ("trace", "sessions"),
+)
 """What counts more takes the other away."""
 
 
@@ -39,7 +44,10 @@ def parse_options(parser: ArgumentParser, given: Sequence[str]) -> Namespace:
         data = _read(scenario, "scenario")
         known = [name.replace("_", "-") for name in options]
         for name in data.keys() - set(known):
-            (near, *_) = [*get_close_matches(name, known, 1), "--help for all of them"]
+            (near, *_) = [
+                *get_close_matches(str(name), known, 1),
+                "--help for all of them",
+            ]
             raise ValueError(f"scenario {scenario}: no option {name!r}; see {near}")
         layers.append(parse(_to_words(data)))
     if found := [one["deployment"] for one in layers if "deployment" in one]:

@@ -25,7 +25,7 @@ from .bounds import find_bounds
 from .compare import Plan, compare, expect, make_ticker
 from .crowd import render_crowd, run_crowd
 from .engine import load_engine
-from .fleet import PIECES, ROUTERS, Targets, measure, run_fleet
+from .fleet import PIECES, ROUTERS, Targets, find_speed, measure, run_fleet
 from .growth import draw_growth, render_growth, run_growth
 from .load import Load, draw_requests, parse_arrivals, read_load
 from .output import FOLDER, join_parts, write_json
@@ -52,7 +52,6 @@ _SLOW: Final = {
 }
 _UTILISATION: Final = 0.8
 _SEEDS: Final = 3
-_ROUTER_METRICS: Final = ("goodput_per_s", "attainment", "ttft_p99_ms", "tpot_p99_ms")
 
 _SHIFT: Final = (0.2, 0.8)
 """Share of hard requests before the middle of the day, and after it."""
@@ -99,9 +98,7 @@ def run_routers() -> list[dict[str, Any]]:
     progress = expect(dict.fromkeys(ROUTERS, len(cells) * _SEEDS * PIECES))
     engine, load, rows = load_engine("h100-qwen3-1.7b", 3), Load(), []
     for fleet, count, age_s in cells:
-        share, times = _SLOW[fleet]
-        num_slow = round(share * count)
-        speed = count * (1 - num_slow / count) + num_slow / times
+        speed = find_speed(count, _SLOW[fleet])
         plan = Plan(
             engine=engine,
             load=load,
@@ -114,10 +111,8 @@ def run_routers() -> list[dict[str, Any]]:
             seeds=range(_SEEDS),
             slow=_SLOW[fleet],
         )
-        arms = {
-            arm: {name: one["means"][name] for name in _ROUTER_METRICS}
-            for arm, one in compare(plan, progress).items()
-        }
+        found = compare(plan, progress)
+        arms = {arm: one["means"] for arm, one in found.items()}
         row = {"fleet": fleet, "num_replicas": count, "age_s": age_s}
         rows.append(row | {"rate_per_s": plan.rate_per_s, "arms": arms})
     return rows

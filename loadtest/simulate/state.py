@@ -113,8 +113,9 @@ class Requests(NamedTuple):
     finish_s: Floats  # likewise
     num_finishes: Ints
     num_emitted: Ints  # tokens it had when it last lost its place
-    resumed_s: Floats  # when it went on after that; NaN until then
+    resumed_s: Floats  # when it first went on after losing it; NaN until then
     num_cached: Ints  # prompt tokens that were found where it began
+    luck: Ints  # its number in what was drawn: equal ones have equal luck
     chain: Ints  # `[num_named]`
     chain_first: Ints  # `[num_requests + 1]`
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from itertools import chain
 from operator import itemgetter
@@ -29,11 +29,8 @@ Row = tuple[float, int, int, Sequence[int]]
 
 
 def _read_azure(row: Mapping[str, str]) -> Row:
-    # Seven decimals of a second; a datetime has six.
-    when, _, decimals = row["TIMESTAMP"].partition(".")
-    whole_s = datetime.fromisoformat(f"{when.split('+')[0]}+00:00").timestamp()
-    part_s = float(f"0.{decimals.split('+')[0] or 0}")
-    return whole_s + part_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()
+    when_s = datetime.fromisoformat(row["TIMESTAMP"]).replace(tzinfo=UTC).timestamp()
+    return when_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()
 
 
 def _read_burstgpt(row: Mapping[str, str]) -> Row:

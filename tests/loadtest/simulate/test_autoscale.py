@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from loadtest.simulate.autoscale import SCALERS, Growth, make_scaler, run_growing
+from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import Metrics, Targets
 from loadtest.simulate.load import Load, draw_requests, parse_arrivals
@@ -42,6 +44,28 @@ def test_replicas_that_start_later_serve_later() -> None:
         for start_s in (1, 100)
     )
     assert soon["ttft_p99_ms"] < late["ttft_p99_ms"]
+
+
+def test_nobody_pays_for_replicas_while_nobody_comes() -> None:
+    arrival_s = np.append(np.linspace(0, 0.1, 100), 3600)
+    tokens = np.full(101, 100)
+    drawn = Drawn(arrival_s, tokens, tokens, np.zeros(101, np.int64))
+    decide = make_scaler("target-ongoing", 10, ENGINE, 0)
+    growth = Growth(8, down_delay_s=60)
+    found = run_growing(ENGINE, drawn, decide, growth, Targets(100, 5), 1)[0]
+    assert 1 < found["replica_hours"] < 1.5
+
+
+def test_a_replica_that_drains_is_paid_beside_the_one_that_starts() -> None:
+    tokens = np.full(3, 10), np.array([20_000, 20_000, 1])
+    drawn = Drawn(np.array([0.0, 0.0, 30.0]), *tokens, np.zeros(3, np.int64))
+    growth = Growth(2, start_s=10, up_delay_s=0, down_delay_s=0)
+    found, _, paid = run_growing(
+        *(ENGINE, drawn, lambda now_s, *_: 1 if now_s < 15 else 2),
+        *(growth, Targets(100, 5), 1),
+    )
+    assert paid == [2, 2, 3, 3, 2, 2]
+    assert found["at_limit"] == 4 / 6
 
 
 @pytest.mark.parametrize("name", SHOWN)

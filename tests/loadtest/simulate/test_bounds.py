@@ -14,7 +14,7 @@ from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import make_fleet, run_fleet
 from loadtest.simulate.planned import make_planners
-from loadtest.simulate.recorded import calibrate, split_by_ease
+from loadtest.simulate.recorded import calibrate, read_folder, split_by_ease
 from loadtest.simulate.selection import PLAN_EVERY, drafter_ms, select, target_ms
 from loadtest.simulate.show import BOUNDS, FOLDER
 from policies.decisions.budget import find_budget, survival_threshold
@@ -72,6 +72,13 @@ def test_half_of_the_traces_are_easy() -> None:
     assert sorted(map(tuple, found.survival)) == sorted(
         tuple(row) for part in parts for row in part.survival
     )
+
+
+def test_a_single_trace_is_easy_and_hard() -> None:
+    found = read_folder(FOLDER.parent / "ablations/drafts/list1/mixed-t0-c1")
+    assert np.diff(found.first).tolist() == 2 * [found.num_offered.size // 2]
+    easy, hard = np.split(found.num_accepted, 2)
+    np.testing.assert_array_equal(easy, hard)
 
 
 def test_calibration_finds_the_truth_of_a_drafter_that_is_too_sure() -> None:

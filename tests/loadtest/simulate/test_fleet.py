@@ -152,12 +152,15 @@ def test_who_joined_last_gives_way_and_computes_anew() -> None:
     run = alone(made, [0, 0.001], [50, 30], 20)
     requests = run.requests
     assert (requests.num_finishes == 1).all()
-    # 82 tokens when both have one; each step adds two, so the tenth has no room.
+    # 83 tokens when both have begun; each step adds two, so the ninth has no room.
     assert requests.num_emitted.tolist() == [20, 20]
     assert np.isnan(requests.resumed_s[0])
-    # It waits for the first, then computes its prompt and ten tokens in one step.
+    # After a step of the first alone it computes its prompt and nine tokens in one
+    # beside it. That it gives way once more, until the first is done, changes nothing.
+    assert run.counts[state.PREEMPTED] == 2
+    begun_s = requests.first_token_s[1]
     assert requests.resumed_s[1] == pytest.approx(
-        requests.finish_s[0] + STEP_S + 1e-3 * (30 + 10)
+        begun_s + 8 * (STEP_S + 2e-3) + (STEP_S + 1e-3) + (STEP_S + 1e-3 * (1 + 39))
     )
 
 
@@ -169,6 +172,17 @@ def test_an_overloaded_fleet_finishes_what_its_capacity_says() -> None:
     finish_s = run_fleet(made, requests, 4, "round-robin", 0, 0).requests.finish_s
     start_s, end_s = np.quantile(finish_s, [0.2, 0.8])
     assert 0.6 * 20_000 / (end_s - start_s) == pytest.approx(capacity, rel=0.1)
+
+
+def test_what_a_fleet_can_do_counts_the_depth_that_is_chosen() -> None:
+    """Of drafts that are worth nothing and cost something, none."""
+    capacity = [
+        Engine("", costs, make_drafts(np.zeros((2, 3)))).capacity_per_s(Load())
+        for depth, rule in ((3, state.ALL), (3, state.WORTH), (0, state.ALL))
+        for costs in [engine(token_ms=1.0, num_drafts=depth, rule=rule).costs]
+    ]
+    assert capacity[0] < 0.6 * capacity[1]
+    assert capacity[1] == capacity[2]
 
 
 @pytest.mark.parametrize("staleness_s", [0.0, 0.05, 2.0])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from loadtest.simulate.crowd import draw
+from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import run_fleet
 from loadtest.simulate.front import EXPIRED, NO_PLACE, SERVED, TOO_LATE, Front
@@ -77,6 +78,37 @@ def test_deadlines_are_refused_early_or_expire(engine):
     assert not (late.outcome == TOO_LATE).any()
     # What is not refused expires later, or comes too late, and has taken time.
     assert (early.finish_ms <= 2000).sum() > 1.2 * (late.finish_ms <= 2000).sum()
+
+
+def test_an_idle_fleet_is_known_to_be_idle() -> None:
+    """Also where nobody came since the last reply ended."""
+    engine = load_engine("h100-qwen3-1.7b", 3, 32)
+    arrival_s = np.append(np.zeros(32), 100.0)
+    tokens = np.full(33, 20)
+    drawn = Drawn(arrival_s, tokens, tokens, np.zeros(33, np.int64))
+    callers, whose = {"crowd": math.inf, "late": 300.0}, np.arange(33) // 32
+    served = Front(engine, drawn, callers, whose, 2, max_queued=99).run()
+    assert (served.outcome == SERVED).all()
+
+
+def test_requests_have_the_same_luck_in_whatever_order_they_are_sent() -> None:
+    """Alone on one seat, a request takes as many steps in either arm."""
+    engine = load_engine("h100-qwen3-1.7b", 3, 1)
+    tokens = np.full(40, 100)
+    drawn = Drawn(np.zeros(40), tokens, tokens, np.zeros(40, np.int64))
+    callers, whose = {"a": math.inf, "b": math.inf}, np.repeat([0, 1], [30, 10])
+    spans = []
+    for is_fair in (True, False):
+        front = Front(
+            *(engine, drawn, callers, whose, 1),
+            max_queued=99,
+            is_fair=is_fair,
+            keeps_seats=False,
+        )
+        served = front.run()
+        spans.append(served.finish_ms - served.ttft_ms)
+        assert (np.diff(front._order) > 0).all() != is_fair
+    np.testing.assert_allclose(spans[0], spans[1])
 
 
 def test_one_can_be_let_in_to_see_what_it_would_have_met(engine):

@@ -68,6 +68,13 @@ def test_each_turn_carries_those_before_it() -> None:
     assert num_later > 2000
 
 
+def test_what_a_fleet_can_do_counts_what_was_said_before() -> None:
+    load = Load(sessions=parse_sessions("6:4:512"))
+    drawn = draw_requests(load, 40_000, 50, 3)
+    assert load.mean_prompt == 512 + 300 + 5 * (300 + 200)
+    assert drawn.num_prompt_tokens.mean() == pytest.approx(load.mean_prompt, rel=0.05)
+
+
 @pytest.mark.parametrize("text", ["", "0", "5:0", "5:1:-1", "5:1:1:1", "x", "nan"])
 def test_what_is_no_sessions_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="no number"):

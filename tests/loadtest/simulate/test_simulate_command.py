@@ -97,8 +97,8 @@ def test_autoscalers_are_arms_that_cost_replica_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arms = "target-ongoing:4", "target-ongoing:60"
-    # 160 s and more, of which the delays leave some to shrink in.
-    flags = "--utilisation 0.01 --start-s 5 --requests 2000 --seeds 2 --autoscaler "
+    # A handful at a time is more than four for longer than the delay.
+    flags = "--utilisation 0.05 --start-s 5 --requests 2000 --seeds 2 --autoscaler "
     (point,) = run(tmp_path, flags + " --autoscaler ".join(arms))["points"]
     assert "replica-hours" in capsys.readouterr().out
     means = (point["arms"][arm]["means"] for arm in arms)
@@ -196,6 +196,15 @@ def test_recorded_drafts_stand_in_for_chances(tmp_path: Path) -> None:
     assert 2.0 < hard < easy < 4.0  # Of three drafts and the target's own token.
 
 
+def test_slow_replicas_can_do_less(tmp_path: Path) -> None:
+    alike, mixed = (
+        run(tmp_path, f"--router ours --utilisation 0.7 {flags}")["points"][0]
+        for flags in ("", "--slow-replicas 0.5:2")
+    )
+    assert mixed["rate_per_s"] == pytest.approx(0.75 * alike["rate_per_s"])
+    assert mixed["utilisation"] == pytest.approx(0.7)
+
+
 @pytest.mark.parametrize("sample", sorted(SAMPLES.iterdir()), ids=lambda one: one.name)
 def test_traces_keep_their_bursts_and_lengths_at_another_rate(sample: Path) -> None:
     found = read_trace(sample)
@@ -239,6 +248,16 @@ def test_what_makes_no_sense_is_explained_before_the_work(
     del data["terms"]["token_ms"]
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps(data), "utf-8")
+    for section, key in (("device", "flops"), ("limits", "max_num_seqs")):
+        model = json.loads(MODELS["h100-qwen3-1.7b"].read_text("utf-8"))
+        model[section][key] = 0
+        (tmp_path / f"{key}.json").write_text(json.dumps(model), "utf-8")
+    (tmp_path / "bad.npz").write_bytes(b"PK\3\4")
+    (tmp_path / "on.yaml").write_text("on: 3", "utf-8")
+    burst = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    burst += ["2030-01-01 00:00:00,9,9"] * 400
+    (tmp_path / "burst.csv").write_text("\n".join(burst), "utf-8")
+    azure = f"--trace {SAMPLES}/azure.csv --requests 100"
     cases = {
         "invalid choice: 'best'": "--router best",
         "'ours' is no NAME:TARGET; names are target-": "--autoscaler ours",
@@ -256,7 +275,16 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         "take a smaller --batch": "--batch 9000",
         "no recorded drafts": f"--recorded {SAMPLES}",
         "recorded ones are 8 long": f"--drafts 9 --recorded {DRAFTS}/list1",
-        "not a file in a folder that exists": f"--json {tmp_path}/no/f",
+        "cannot be written (No such file": f"--json {tmp_path}/no/f",
+        "cannot be written (File name too": f"--json {tmp_path}/{'f' * 300}",
+        "no option True; see": f"{tmp_path}/on.yaml",
+        "File is not a zip file": f"--recorded {tmp_path}",
+        "division by zero": f"--engine {tmp_path}/flops.json",
+        "max_num_seqs must be 1": f"--engine {tmp_path}/max_num_seqs.json",
+        "400 requests come at once": f"--trace {tmp_path}/burst.csv",
+        "--trace says when who comes": f"{azure} --sessions 3",
+        "leave out --load and": f"{azure} --load poisson",
+        "leave out diurnal": "--sessions 3 --load diurnal",
     }
     for place, (message, options) in enumerate(cases.items()):
         try:
