@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def run(
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A tab of Chromium; without one the test is skipped."""
+    # Who needs none shall not wait for it.
+    pictures = importlib.import_module("tests.pictures")
+    with pictures.open_browser() as page:
+        yield page
 
 
 @pytest.fixture

@@ -34,17 +34,17 @@ _QUEUE_LENGTH: Final = 4
 
 
 def read_page(name: str) -> str:
-    """Return a page, with its script in it if that is a file of its own.
+    """Return a page with its script in it, after what both pages share.
 
     Args:
         name: `board` or `chat`.
     """
     folder = Path(__file__).parent
-    page = (folder / f"{name}.html").read_text("utf-8")
-    script = folder / f"{name}.js"
-    if not script.exists():
-        return page
-    return page.replace("<script>", f"<script>\n{script.read_text('utf-8')}")
+    page, shared, own = (
+        (folder / file).read_text("utf-8")
+        for file in (f"{name}.html", "page.js", f"{name}.js")
+    )
+    return page.replace("<script></script>", f"<script>\n{shared}{own}</script>")
 
 
 class TooManyWatchersError(Exception):

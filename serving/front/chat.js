@@ -1,4 +1,3 @@
-"use strict";
 const MAX_TOKENS = 512;
 const MAX_ROWS = 300;
 const WATCH_MS = 60000;
@@ -11,13 +10,6 @@ let maxTokens = MAX_TOKENS;
 let messages = [];
 let running = null;
 let answer = null;
-
-function make(tag, className, content) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (content !== undefined) element.textContent = content;
-  return element;
-}
 
 // ---- the conversation
 

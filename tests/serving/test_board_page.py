@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from tests.pictures import open_browser
 from tests.serving.conftest import wait_until
 from tests.serving.fake_site import page_route, run_site
 
@@ -90,12 +89,6 @@ def feed() -> Iterator[FakeFeed]:
 
     with run_site(app) as feed.url:
         yield feed
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    with open_browser() as page:
-        yield page
 
 
 @pytest.fixture

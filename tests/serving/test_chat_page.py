@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from tests.pictures import open_browser
 from tests.serving.conftest import wait_until
 from tests.serving.fake_site import page_route, run_site
 
@@ -136,12 +135,6 @@ def fake() -> Iterator[FakeServer]:
     app.post("/v1/chat/completions")(fake.chat)
     with run_site(app) as fake.url:
         yield fake
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    with open_browser() as page:
-        yield page
 
 
 @pytest.fixture
