@@ -288,7 +288,7 @@ class FleetClient(EngineCoreClient):
         outputs, ended, dropped = [], [], []
         for output in step.outputs:
             one = self._requests.find(output.request_id)
-            if one is None:
+            if one is None or one.lease is None or not one.lease.misses_none(link):
                 continue
             self._place(one, link)
             self._note_begun(one)

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import math
 import re
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from policies.decisions.fairness import Turn
@@ -42,6 +43,7 @@ class Lease:
         link: To the replica, once that has accepted the first request.
         refused_by: The replica that was busy, if one was.
         call: Follows the call until it ends.
+        opened_s: When, monotonic.
     """
 
     one: InFlight | None
@@ -50,6 +52,7 @@ class Lease:
     link: TokenLink | None = None
     refused_by: str = ""
     call: asyncio.Task[None] | None = None
+    opened_s: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def is_over(self) -> bool:
@@ -59,6 +62,14 @@ class Lease:
     def is_of(self, one: InFlight) -> bool:
         """Return whether it is this request's, in its present attempt."""
         return one.lease is self and self.request_id == one.engine_id
+
+    def misses_none(self, link: TokenLink) -> bool:
+        """Return whether all tokens of its request come over a link.
+
+        Until a replica hears that a link is new, it sends over the one before, into the
+        void, also what it begins only then.
+        """
+        return self.link is link or self.opened_s > link.clean_s
 
     def hand_to(self, one: InFlight) -> None:
         """Make it another request's."""

@@ -15,7 +15,7 @@ from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import MsgpackEncoder
 from serving.front.failures import DIED
 from serving.front.in_flight import Lease
-from serving.replica.leases import ACCEPTED, OFFER
+from serving.replica.leases import ACCEPTED, OFFER, LeaseLostError
 from serving.replica.token_channel import LinkOffer
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ logger = logging.getLogger("ray.serve")
 PATIENCE_S: Final = 10.0
 """For the first word of a replica that was chosen: it comes at once, or never, as when
 its host has vanished, which Ray finds out much later."""
+
+
+_EARLIER_LINK: Final = "it may have begun over an earlier link"
 
 
 class UnsendableError(Exception):
@@ -161,6 +164,8 @@ class LeaseHolder:
                         continue
                     try:
                         link = self._links.open(self._decode_offer(data))
+                        if not lease.misses_none(link):
+                            raise LeaseLostError(_EARLIER_LINK)
                     except Exception:
                         # Its replica still holds a place for it.
                         stream.cancel()

@@ -70,6 +70,7 @@ class TokenLink:
         num_coming: Requests of this front that are on their way to it.
         num_prompt_tokens: Of this front's requests, which it has still to compute.
         heard_s: When it last said something, monotonic.
+        clean_s: Leases opened later cannot have begun over an earlier link, monotonic.
         is_lost: Whether it has been lost.
     """
 
@@ -81,6 +82,8 @@ class TokenLink:
         on_frames: OnFrames,
         on_state: OnState,
         on_lost: OnLost,
+        *,
+        is_first: bool = True,
     ) -> None:
         """Connect, and say hello.
 
@@ -91,11 +94,13 @@ class TokenLink:
             on_frames: Given each message's frames, as the engine core made them.
             on_state: Told after each message.
             on_lost: Told once, with the reason.
+            is_first: Whether there was none from this front to this replica before.
         """
         self.offer = offer
         self.state = ReplicaState()
         self.num_held = self.num_coming = self.num_prompt_tokens = 0
         self.heard_s = time.monotonic()
+        self.clean_s = -math.inf if is_first else math.inf
         self.is_lost = False
         self._on_frames = on_frames
         self._on_state = on_state
@@ -232,6 +237,8 @@ class TokenLink:
             return
         self._expected += 1
         self.heard_s = time.monotonic()
+        # The replica has heard hello, and acts on it before it hears of a later lease.
+        self.clean_s = min(self.clean_s, self.heard_s)
         self.state = self._decode_state(state.buffer)
         if frames:
             self._on_frames(self, frames)

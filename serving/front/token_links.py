@@ -51,6 +51,7 @@ class TokenLinks:
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self._links: dict[str, TokenLink] = {}
         self._dead: list[str] = []
+        self._known: set[str] = set()
         self.all: tuple[TokenLink, ...] = ()
 
     def __len__(self) -> int:
@@ -83,7 +84,9 @@ class TokenLinks:
                 self._take,
                 self._on_state,
                 self._lose,
+                is_first=offer.replica not in self._known,
             )
+            self._known.add(offer.replica)
             self.all = tuple(self._links.values())
         return link
 

@@ -222,6 +222,9 @@ class Leases:
             if word:
                 yield word, self._offer
         finally:
+            if lease.ended.done() and not lease.ended.cancelled():
+                # Whoever called may have left before it could be told: no fault.
+                lease.ended.exception()
             seat.spares.pop(lease.request_id, None)
             if seat.leases.pop(lease.request_id, None) and (
                 not lease.ended.done() or lease.ended.cancelled()

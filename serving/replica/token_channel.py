@@ -250,10 +250,11 @@ class TokenRelay(threading.Thread):
                 if len(message) != 3:
                     continue
                 front, kind, payload = message
+                self._on_message(front, kind, payload)
                 if kind == HELLO:
                     self._fronts[front] = _Front()
+                    # Whatever a front asks for once it has this comes after its hello.
                     self._send(front, ())
-                self._on_message(front, kind, payload)
 
     def _send(self, front: bytes, frames: Sequence[Any]) -> None:
         sent = self._fronts.get(front)
