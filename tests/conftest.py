@@ -38,6 +38,9 @@ MAY_WARN = {
     "serving": IMPORTS_MAY_WARN,
 }
 
+# What helpers assert says what was found too, as in tests.
+pytest.register_assert_rewrite(*(f"tests.{part}" for part in MAY_WARN))
+
 # What takes longest, so that no worker waits for the other in the end.
 BEGIN_WITH = "test_interpreted.py"
 
