@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from generated import find_outdated
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serving.settings.model import (
@@ -176,6 +176,7 @@ def test_where_no_policy_is_named_it_is_the_one_that_fits_and_says_why(
 
 
 @settings(max_examples=200)
+@example(policy={"name": "fixed", "max_draft_tokens": 3}, cache=2**28)
 @given(
     policy=st.fixed_dictionaries(
         {},
@@ -202,7 +203,9 @@ def test_any_file_is_read_alike_once_written_down_or_refused_in_words(policy, ca
         return
     again = parse_settings(yaml.safe_load(dump_settings(parsed)))
     assert again.model_dump() == parsed.model_dump()
-    assert [one for one in again.findings if one.severity == "warning"] == []
+    # What is idle under `fixed` is said however it is written; old names are not.
+    warnings = [one for one in again.findings if one.severity == "warning"]
+    assert all("has no use for fixed" in str(one) for one in warnings)
 
 
 def test_a_front_may_still_be_named_if_it_is_the_only_one_there_is():
