@@ -174,7 +174,7 @@ class DynamicPlanner(Planner):
         num_target_tokens += self.cost.usual_prefill_tokens
         step_ms = (
             self.cost.target_ms(num_target_tokens, self._context_per_req * num_reqs)
-            + self.cost.sampling_ms(num_reqs, num_reqs * lengths)
+            + self.cost.sampling.predict_ms(num_reqs, num_reqs * lengths)
             + self.cost.draft_first.predict(num_target_tokens) * drafting
             + np.maximum(lengths - 1, 0) * self.cost.draft_next.predict(float(num_reqs))
             + self.cost.host_ms(num_reqs)

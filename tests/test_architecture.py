@@ -1,5 +1,6 @@
 """What the linters do not check: packaging, entry points, what an image lacks."""
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,25 @@ from serving import cli
 from serving.commands import bench
 
 ROOT = Path(__file__).resolve().parent.parent
+
+MAX_FILE_LINES, MAX_CLASS_LINES = 400, 250
+"""More than one idea has mostly found its way in by then."""
+
+
+def test_files_and_classes_stay_short():
+    long = []
+    for folder in ("policies", "serving", "loadtest", "tests", ".ci"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text("utf-8")
+            if text.count("\n") > MAX_FILE_LINES:
+                long.append(f"{path.relative_to(ROOT)}")
+            long += [
+                f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.ClassDef)
+                and node.end_lineno - node.lineno >= MAX_CLASS_LINES
+            ]
+    assert not long
 
 
 def test_every_importable_folder_is_listed_for_packaging():

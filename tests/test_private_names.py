@@ -95,9 +95,12 @@ HOLDS = {
     "front/fleet_client.py": {
         "EngineCoreOutputs": "step",
         "EngineCoreOutput": "output",
+    },
+    "front/in_flight.py": {
+        "EngineCoreRequest": "request",
+        "EngineCoreOutput": "output",
         "EngineCoreEvent": "event",
     },
-    "front/in_flight.py": {"EngineCoreRequest": "request"},
     "front/request_log.py": {"RequestSpecDecodeMetrics": "drafts"},
     "front/vllm_app.py": {
         "AsyncLLM": "llm",

@@ -33,8 +33,8 @@ def write_table(lines):
 
 def render_sweep():
     """Render the load test's table: the best of a load in bold."""
-    results = json.loads((RESULTS / "results.json").read_text())
-    rates = read_rates(results, workload="mixed", temperature=0.0)
+    results = json.loads((RESULTS / "small" / "results.json").read_text())
+    rates = read_rates(results)
     loads = sorted({load for _, load in rates})
     best = [max(rates[one] for one in rates if one[1] == load) for load in loads]
     lines = [["in flight", *loads]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.audit.block import Block, Neighbours, SeenStep
-from policies.audit.gain import estimate_cost, estimate_gain
+from policies.audit.gain import estimate_cost, report_gains
 from policies.audit.holding import Holding
 from policies.audit.ledger import Ledger
 from policies.audit.schedule import BLOCK_STEPS, AuditSchedule
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.audit.block import Arm
-    from policies.audit.ledger import LoadSums
     from policies.decisions.batching import BatchPlan, EngineLoad
     from policies.decisions.early_exit import EarlyExitRule
     from policies.types import (
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
         DraftBatch,
         StepTiming,
     )
-
-ARMS: tuple[Arm, ...] = ("none", "best_fixed")
 
 MIN_RUN = 8
 """Steps in a row that drafted before a block may begin. A policy that rests does what
@@ -235,21 +232,8 @@ class AuditedPlanner(Planner):
         }
         if self._has_news:
             self._has_news = False
-            self._found = self._estimate(loads)
+            self._found = report_gains(loads, self.ledger.blocks)
         return self.inner.report() | gauges | self._found
-
-    def _estimate(self, loads: dict[int, LoadSums]) -> dict[str, float]:
-        found = {}
-        for arm in ARMS:
-            own = [block for block in self.ledger.blocks if block.arm == arm]
-            found[f"num_audited_{arm}"] = float(len(own))
-            gain = estimate_gain(loads, own, drafts=arm != "none")
-            if gain is not None:
-                name = f"speculation_gain_{arm}"
-                found[name] = gain.ratio
-                found[f"{name}_lower"] = gain.lower
-                found[f"{name}_upper"] = gain.upper
-        return found
 
     def _hold(self, is_held: bool) -> None:
         if self._block is not None or is_held == self._is_held:

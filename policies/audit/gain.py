@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from policies.audit.block import Arm
 from policies.audit.ledger import LoadSums, bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -120,6 +121,23 @@ def estimate_gain(
     ratio = needed_ms / spent_ms
     half = _half_width(influence) / spent_ms
     return Gain(ratio, ratio - half, ratio + half)
+
+
+def report_gains(
+    loads: Mapping[int, LoadSums], blocks: Iterable[BlockResult]
+) -> dict[str, float]:
+    """Return gauges: over each arm the gain and its interval, where it can be told."""
+    found, blocks = dict[str, float](), list(blocks)
+    for arm in get_args(Arm):
+        own = [block for block in blocks if block.arm == arm]
+        found[f"num_audited_{arm}"] = float(len(own))
+        gain = estimate_gain(loads, own, drafts=arm != "none")
+        if gain is not None:
+            name = f"speculation_gain_{arm}"
+            found[name] = gain.ratio
+            found[f"{name}_lower"] = gain.lower
+            found[f"{name}_upper"] = gain.upper
+    return found
 
 
 def _columns(

@@ -236,7 +236,7 @@ def choose_prefill_tokens(
     fixed_ms = cost.context_ms(load.num_context_tokens)
     fixed_ms += cost.host_ms(load.num_running)
     num_drafts = max(0, load.num_decode_tokens - load.num_running)
-    fixed_ms += float(cost.sampling_ms(load.num_running, num_drafts))
+    fixed_ms += float(cost.sampling.predict_ms(load.num_running, num_drafts))
     if num_passes > 0:
         fixed_ms += float(cost.draft_next_ms(load.num_running, num_passes))
 

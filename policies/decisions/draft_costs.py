@@ -46,13 +46,13 @@ class DraftCosts:
         num_tokens = num_reqs + num_drafts + num_prefill_tokens
         cost = self.cost
         pass_ms = cost.target.predict(num_tokens) + cost.draft_first.predict(num_tokens)
-        return pass_ms + cost.sampling_ms(num_reqs, num_drafts)
+        return pass_ms + cost.sampling.predict_ms(num_reqs, num_drafts)
 
     def verify_range_ms(
         self, num_reqs: int, first: int, num_counts: int, num_prefill_tokens: int
     ) -> NDArray[np.float64]:
         """Do as `verify_ms` for `first`, `first + 1`, ... drafts."""
-        costs_ms = self.cost.sampling_range_ms(num_reqs, first, num_counts)
+        costs_ms = self.cost.sampling.predict_range_ms(num_reqs, first, num_counts)
         num_tokens = num_reqs + first + num_prefill_tokens
         self.cost.target.add_range(costs_ms, num_tokens)
         self.cost.draft_first.add_range(costs_ms, num_tokens)
@@ -100,7 +100,7 @@ class DraftCosts:
         """Return the time of a step at depth 0, with the usual prompts."""
         num_tokens = num_reqs + self.cost.usual_prefill_tokens
         step_ms = self.cost.target.at(num_tokens) + self.cost.host_ms(num_reqs)
-        step_ms += float(self.cost.sampling_ms(num_reqs, 0.0))
+        step_ms += float(self.cost.sampling.predict_ms(num_reqs, 0.0))
         step_ms += self.cost.context_ms(self.cost.context_per_req * num_reqs)
         if not skips_drafter:
             step_ms += self.cost.draft_first.at(num_tokens)
@@ -111,7 +111,7 @@ class DraftCosts:
         target, num_tokens = self.cost.target, num_reqs + self.cost.usual_prefill_tokens
         num_drafts = 0.5 * num_reqs + 1
         extra_ms = target.at(num_tokens + num_drafts) - target.at(num_tokens)
-        with_drafts, without = self.cost.sampling_ms(
+        with_drafts, without = self.cost.sampling.predict_ms(
             num_reqs, np.array([num_drafts, 0])
         )
         extra_ms += float(with_drafts - without)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.estimators.cost_table import CostTable
+from policies.estimators.sampling_cost import SamplingCost
 from policies.estimators.state import read_part
 
 if TYPE_CHECKING:
@@ -45,17 +46,12 @@ class StepCost:
     The parts are told apart by the worker's own timestamps: at a constant depth their
     sum alone would not identify them.
 
-    Sampling has two curves. The first draft of a step brings the rejection sampler,
-    which draws anew over the whole vocabulary for every request: 14 ms beside a plain
-    step of 25 with vLLM's own, 16 requests, 49,152 tokens and a temperature. Part of
-    the target's pass it would be spread over all token counts, and whoever always
-    drafts would never learn that a plain step is free of it.
-
     Attributes:
         max_tokens: Most tokens a step can carry.
         max_reqs: Most requests a step can carry.
         padded_sizes: As `EngineLimits.padded_sizes`: both models' passes over the
             tokens of a step cost what the next of these costs.
+        sampling: What sampling and judging cost.
         context_per_req: KV positions of a request in the latest step; 0 where it is not
             known.
         usual_prefill_tokens: Prompt tokens that a step carries, by the mean of recent
@@ -74,15 +70,13 @@ class StepCost:
     draft_first: CostTable = field(init=False)
     draft_next: CostTable = field(init=False)
     host: CostTable = field(init=False)
-    plain_sampling: CostTable = field(init=False)
-    rejection_sampling: CostTable = field(init=False)
+    sampling: SamplingCost = field(init=False)
     context_per_req: float = field(init=False, default=0.0)
     usual_prefill_tokens: float = field(init=False, default=0.0)
     num_steps: int = field(init=False, default=0)
     num_dropped_timings: int = field(init=False, default=0)
     _noted: list[StepTiming] = field(init=False, default_factory=list)
     _is_warm: bool = field(init=False, default=False)
-    _times_sampling: bool = field(init=False, default=False)
     _error: float = field(init=False, default=0.0)
     _predicted_ms: float = field(init=False, default=0.0)
     _measured_ms: float = field(init=False, default=0.0)
@@ -104,10 +98,7 @@ class StepCost:
         )
         self.draft_next = CostTable(self.max_reqs, first_ms=2.0, per_unit_ms=0.05)
         self.host = CostTable(self.max_reqs, first_ms=1.0, per_unit_ms=0.05)
-        self.plain_sampling = CostTable(self.max_reqs, first_ms=0.3, per_unit_ms=0.02)
-        self.rejection_sampling = CostTable(
-            self.max_tokens, first_ms=0.3, per_unit_ms=0.02
-        )
+        self.sampling = SamplingCost(self.max_tokens, self.max_reqs)
 
     @property
     def _tables(self) -> dict[str, CostTable]:
@@ -116,8 +107,8 @@ class StepCost:
             "draft_first": self.draft_first,
             "draft_next": self.draft_next,
             "host": self.host,
-            "plain_sampling": self.plain_sampling,
-            "rejection_sampling": self.rejection_sampling,
+            "plain_sampling": self.sampling.plain,
+            "rejection_sampling": self.sampling.judged,
         }
 
     def batch_ms(
@@ -131,9 +122,7 @@ class StepCost:
         """
         step_ms = self.target.predict(num_reqs)
         step_ms += self.context_ms(context_per_req) * num_reqs
-        if self._times_sampling:
-            step_ms += self.plain_sampling.predict(num_reqs)
-        return step_ms
+        return step_ms + self.sampling.plain_ms(num_reqs)
 
     def context_ms(self, num_context_tokens: float) -> float:
         """Return the time that KV positions attended to add."""
@@ -174,34 +163,6 @@ class StepCost:
         passes = np.maximum(np.asarray(depth, dtype=np.float64) - 1.0, 0.0)
         return passes * self.draft_next.at(num_reqs)
 
-    def sampling_ms(
-        self, num_reqs: int, num_drafts: NDArray[np.float64] | float
-    ) -> NDArray[np.float64]:
-        """Return the time of sampling and judging, 0 where the target's pass has it.
-
-        Args:
-            num_reqs: In the step.
-            num_drafts: Verified, of any shape; less than one is the share of steps
-                with one.
-        """
-        drafts = np.asarray(num_drafts, dtype=np.float64)
-        if not self._times_sampling:
-            return np.zeros(drafts.shape)
-        plain_ms = self.plain_sampling.at(num_reqs)
-        judged_ms = self.rejection_sampling.predict(num_reqs + np.maximum(drafts, 1.0))
-        return plain_ms + np.minimum(drafts, 1.0) * (judged_ms - plain_ms)
-
-    def sampling_range_ms(
-        self, num_reqs: int, first: int, num_counts: int
-    ) -> NDArray[np.float64]:
-        """Do as `sampling_ms` for `first`, `first + 1`, ... drafts."""
-        costs_ms = np.zeros(num_counts)
-        if self._times_sampling:
-            self.rejection_sampling.add_range(costs_ms, num_reqs + first)
-            if first == 0:
-                costs_ms[0] = self.plain_sampling.at(num_reqs)
-        return costs_ms
-
     def host_ms(self, num_reqs: int) -> float:
         """Return the time of the rest of the step."""
         return self.host.at(num_reqs)
@@ -211,19 +172,10 @@ class StepCost:
         return (
             self.target.at(timing.num_tokens)
             + self.context_ms(timing.num_context_tokens)
-            + self._predict_sampling_ms(timing)
+            + self.sampling.predict_step_ms(timing)
             + self._predict_draft_ms(timing)
             + self.host_ms(timing.num_reqs)
         )
-
-    def _predict_sampling_ms(self, timing: StepTiming) -> float:
-        if timing.sample_ms <= 0:
-            return 0.0
-        return self._sampling_of(timing).at(timing.num_reqs + timing.num_drafts)
-
-    def _sampling_of(self, timing: StepTiming) -> CostTable:
-        has_drafts = timing.num_drafts > 0
-        return self.rejection_sampling if has_drafts else self.plain_sampling
 
     def _predict_draft_ms(self, timing: StepTiming) -> float:
         if timing.draft_first_ms <= 0:
@@ -298,11 +250,7 @@ class StepCost:
         else:
             self.draft_next.rescale(drift)
         self.host.observe(timing.num_reqs, timing.host_ms)
-        if timing.sample_ms > 0:
-            self._times_sampling = True
-            self._sampling_of(timing).observe(
-                timing.num_reqs + timing.num_drafts, timing.sample_ms
-            )
+        self.sampling.observe(timing)
 
     def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps that carried no prompt and were not observed."""

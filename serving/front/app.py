@@ -185,7 +185,7 @@ class Front(PageRoutes):
             running_ids=running_ids,
         )
         self._metrics = FrontMetrics()
-        self._client.on_replay = self._metrics.count_replay
+        self._client.failover.on_replay = self._metrics.count_replay
         self._client.routing.on_choice = self._metrics.count_choice
         self._client.admission.on_refusal = self._metrics.count_refusal
         self._state = await build_app_state(hello, self._client)

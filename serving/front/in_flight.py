@@ -159,6 +159,32 @@ class InFlight:
         """Whether its neighbours would be at risk."""
         return self.num_deaths >= MAX_SHARED_DEATHS
 
+    def place(self, link: TokenLink | None) -> None:
+        """Note which replica has it, None for none."""
+        if self.link is not link:
+            if self.link is not None:
+                self.link.num_held -= 1
+            if link is not None:
+                link.num_held += 1
+            self.link = link
+
+    def take(self, output: Any, now_s: float, shift_s: float) -> None:
+        """Keep what another engine needs to go on, and make an output the front's.
+
+        Args:
+            output: Of one step of an engine, whose times are by its own clock.
+            now_s: When it came, monotonic.
+            shift_s: From the engine's clock to the front's.
+        """
+        if output.new_token_ids and self.first_s is None:
+            self.first_s = now_s
+        self.emitted.extend(output.new_token_ids)
+        if output.new_prompt_logprobs_tensors is not None:
+            self.has_prompt_logprobs = True
+        for event in output.events or ():
+            event.timestamp += shift_s
+        output.request_id = self.request_id
+
     def is_at(self, link: TokenLink) -> bool:
         """Return whether a replica has it, or is about to take it."""
         if self.link is None and self.lease is not None:

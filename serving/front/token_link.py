@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import zmq
 
 from policies.decisions.places import count_kept
 from serving.front.failures import DIED
+from serving.front.token_socket import TokenSocket
 from serving.replica.token_channel import (
     ABORT,
     ENDED,
@@ -28,13 +26,13 @@ from serving.replica.token_channel import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    import zmq
+
     from serving.replica.token_channel import LinkOffer
 
     OnFrames = Callable[["TokenLink", Sequence[Any]], None]
     OnState = Callable[["TokenLink"], None]
     OnLost = Callable[["TokenLink", str], None]
-
-logger = logging.getLogger("ray.serve")
 
 LOOK_S: Final = 1.0
 MAX_SILENT_LOOKS: Final = 10
@@ -44,16 +42,6 @@ host does nothing any more."""
 SPARE_SHARE: Final = 8
 """One in so many requests more than an engine has seats for may be leased, so that one
 is there when a seat becomes free: a lease takes about as long as a step."""
-
-MAX_AT_ONCE: Final = 32
-"""Messages that are read before anything else in the process has its turn."""
-
-_BAD_EVENTS: Final = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
 
 
 class TokenLink:
@@ -108,28 +96,9 @@ class TokenLink:
         self._decode_state = msgspec.msgpack.Decoder(ReplicaState).decode
         self._expected = 0
         self._num_others = self._num_held_then = self._told_waiting = 0
-        self._socket = context.socket(zmq.DEALER)
-        public_key, secret_key = zmq.curve_keypair()
-        self._socket.curve_serverkey = offer.public_key
-        self._socket.curve_publickey = public_key
-        self._socket.curve_secretkey = secret_key
-        self._socket.identity = front
-        self._socket.ipv6 = "[" in offer.address
-        self._socket.rcvhwm = self._socket.sndhwm = 0
-        self._socket.linger = 0
-        self._monitor = self._socket.get_monitor_socket(_BAD_EVENTS)
-        self._socket.connect(offer.address)
-        self._is_cut = False
-        # zmq's own asyncio sockets double what a message costs.
-        self._loop = asyncio.get_running_loop()
-        self._fds = (self._socket.FD, self._monitor.FD)
-        self._loop.add_reader(self._fds[0], self._read)
-        self._loop.add_reader(self._fds[1], self._hear_of_connection)
-        # A descriptor tells of nothing until its socket was once found empty.
-        self._soon: asyncio.Handle | None = self._loop.call_soon(self._read)
-        self._loop.call_soon(self._hear_of_connection)
+        self._socket = TokenSocket(context, front, offer, self._take, self.close)
         self._watching = asyncio.create_task(self._watch_silence())
-        self._send(HELLO, b"")
+        self._socket.send(HELLO, b"")
 
     @property
     def num_requests(self) -> int:
@@ -158,11 +127,11 @@ class TokenLink:
 
     def end(self, request_ids: Iterable[str]) -> None:
         """Tell the replica that requests have ended, which ends their leases."""
-        self._send(ENDED, msgspec.msgpack.encode(list(request_ids)))
+        self._socket.send(ENDED, msgspec.msgpack.encode(list(request_ids)))
 
     def keep(self, request_ids: Iterable[str]) -> None:
         """Tell the replica that requests have ended, and their leases have not."""
-        self._send(KEPT, msgspec.msgpack.encode(list(request_ids)))
+        self._socket.send(KEPT, msgspec.msgpack.encode(list(request_ids)))
 
     def go_on(self, request_id: str, frames: Sequence[bytes]) -> None:
         """Hand a lease's next request to the replica.
@@ -171,17 +140,17 @@ class TokenLink:
             request_id: Of the last one.
             frames: The next, encoded as for the engine core.
         """
-        self._send(NEXT, msgspec.msgpack.encode((request_id, frames)))
+        self._socket.send(NEXT, msgspec.msgpack.encode((request_id, frames)))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Tell the replica that nobody waits for requests any more."""
-        self._send(ABORT, msgspec.msgpack.encode(list(request_ids)))
+        self._socket.send(ABORT, msgspec.msgpack.encode(list(request_ids)))
 
     def tell_waiting(self, num_waiting: int) -> None:
         """Tell the replica how much waits that it could have, if it is news."""
         if num_waiting != self._told_waiting:
             self._told_waiting = num_waiting
-            self._send(WAITING, msgspec.msgpack.encode(num_waiting))
+            self._socket.send(WAITING, msgspec.msgpack.encode(num_waiting))
 
     def close(self, reason: str) -> None:
         """Lose the link. Idempotent."""
@@ -189,46 +158,8 @@ class TokenLink:
             return
         self.is_lost = True
         self._watching.cancel()
-        for fd in self._fds:
-            self._loop.remove_reader(fd)
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
+        self._socket.close()
         self._on_lost(self, reason)
-
-    def _send(self, kind: bytes, payload: bytes) -> None:
-        if self.is_lost:
-            return
-        # Its queue has no limit: it takes nothing only if the connection has failed for
-        # good, and then the monitor ends the link.
-        with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart((kind, payload), zmq.NOBLOCK)
-        # It may have noticed what has come, of which the descriptor tells only once.
-        if self._socket.EVENTS & zmq.POLLIN:
-            self._read_soon()
-
-    def _read_soon(self) -> None:
-        if self._soon is None:
-            self._soon = self._loop.call_soon(self._read)
-
-    def _read(self) -> None:
-        """Read all there is: the descriptor tells of it no more."""
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
-        try:
-            for _ in range(MAX_AT_ONCE):
-                if self.is_lost:
-                    return
-                self._take(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
-        except zmq.Again:
-            if self._is_cut:
-                self.close("connection closed")
-        except Exception:
-            logger.exception("The token channel to %s failed", self.offer.replica)
-            self.close("failure")
-        else:
-            self._read_soon()
 
     def _take(self, message: Sequence[Any]) -> None:
         sequence, state, *frames = message
@@ -250,15 +181,6 @@ class TokenLink:
         self._on_state(self)
         if not self.state.is_alive:
             self.close(DIED)
-
-    def _hear_of_connection(self) -> None:
-        if self.is_lost:
-            return
-        with contextlib.suppress(zmq.Again):
-            self._monitor.recv_multipart(zmq.NOBLOCK)
-            # What had arrived before is read first.
-            self._is_cut = True
-            self._read()
 
     async def _watch_silence(self) -> None:
         """Count looks, not seconds: a front that stood still itself hears late."""

@@ -63,7 +63,7 @@ async def build_app_state(hello: Mapping[str, Any], client: FleetClient) -> Stat
             log_requests=False,
             stat_loggers=[RayPrometheusStatLogger],
         )
-    client.on_failure = _failing(llm)
+    client.failover.on_failure = _failing(llm)
     client.on_refused = _forgetting(llm)
     state = State()
     await init_app_state(

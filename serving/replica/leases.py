@@ -102,6 +102,23 @@ class _Seat:
     num_waiting: int = 0
     num_invited: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing can come in it."""
+        holds = self.leases or self.spares or self.num_invited
+        return not (self.linked.is_set() or holds)
+
+    def find(self, request_id: str) -> _Lease | None:
+        """Return the lease that has this request, or had it last."""
+        return self.leases.get(request_id) or self.spares.get(request_id)
+
+    def lose_all(self) -> list[str]:
+        """End all leases; return the ids of requests that are in the engine still."""
+        lost = [name for name, one in self.leases.items() if not one.ended.done()]
+        for lease in [*self.leases.values(), *self.spares.values()]:
+            lease.fail(LeaseLostError("connection lost"))
+        return lost
+
 
 class Leases:
     """Admits requests to one engine and knows when each has ended.
@@ -280,9 +297,7 @@ class Leases:
             for request_id in request_ids:
                 if kind == KEPT:
                     self._keep(seat, request_id)
-                elif lease := seat.leases.get(request_id) or seat.spares.get(
-                    request_id
-                ):
+                elif lease := seat.find(request_id):
                     lease.end()
 
     def _keep(self, seat: _Seat, request_id: str) -> None:
@@ -327,10 +342,7 @@ class Leases:
         return seat
 
     def _lose_all(self, seat: _Seat) -> None:
-        lost = [name for name, one in seat.leases.items() if not one.ended.done()]
-        for lease in [*seat.leases.values(), *seat.spares.values()]:
-            lease.fail(LeaseLostError("connection lost"))
-        if lost:
+        if lost := seat.lose_all():
             self._start(self._abort(lost))
 
     def _leave_later(self, front: bytes) -> None:
@@ -340,9 +352,7 @@ class Leases:
         """Free the slot of a front that is gone, once nothing can come in it."""
         await self._flush()
         seat = self._seats.get(front)
-        if seat is not None and not (
-            seat.linked.is_set() or seat.leases or seat.spares or seat.num_invited
-        ):
+        if seat is not None and seat.is_empty:
             del self._seats[front]
             self._relay.take_slot(seat.slot)
             self._free_slots.append(seat.slot)

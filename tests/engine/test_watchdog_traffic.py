@@ -260,4 +260,4 @@ def test_what_ends_is_forgotten():
     for one in traffic.running:
         traffic.watchdog.forget(one.request_id)
     assert not traffic.watchdog.limits
-    assert not traffic.watchdog._places
+    assert not traffic.watchdog._requests._places

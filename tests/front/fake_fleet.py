@@ -278,8 +278,8 @@ class Scene:
             open_stream=self.fleet.open_stream,
             **{"kin": KIN, **options},
         )
-        client.on_failure = self.failures.__setitem__
-        client.on_replay = lambda reason, _tokens: self.replays.append(reason)
+        client.failover.on_failure = self.failures.__setitem__
+        client.failover.on_replay = lambda reason, _tokens: self.replays.append(reason)
         self._clients.append(client)
         return client
 
@@ -322,7 +322,7 @@ class Scene:
         one = InFlight(request, num_deaths=MAX_SHARED_DEATHS)
         self.client.admission.admit(one, self.client._queue)
         self.client._requests.add(one)
-        self.client._enqueue(one)
+        self.client.failover.enqueue(one)
         return request
 
     async def begin(self, count: int, **params: Any) -> list[Any]:

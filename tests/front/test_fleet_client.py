@@ -10,7 +10,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import GracefulHTTPError
 from serving.engine.shared.replay import emitted_token_ids_of
-from serving.front import fleet_client
+from serving.front import failover
 from serving.front.credit import MAX_UNSETTLED
 from serving.front.in_flight import MAX_SHARED_DEATHS, derive_seed
 from serving.replica.engine_gone import EngineGoneError
@@ -232,7 +232,7 @@ async def test_a_request_that_kills_engines_runs_alone_and_is_then_refused(scene
 
 async def test_a_request_that_is_always_interrupted_fails(scene, monkeypatch):
     """A fault that its own tokens trigger would otherwise go on for ever."""
-    monkeypatch.setattr(fleet_client, "MAX_REPLAYS", 3)
+    monkeypatch.setattr(failover, "MAX_REPLAYS", 3)
     scene.add_replica()
     requests = await scene.send(1, max_tokens=100_000)
     while not scene.failures:
@@ -243,7 +243,7 @@ async def test_a_request_that_is_always_interrupted_fails(scene, monkeypatch):
     (failure,) = scene.failures.values()
     assert isinstance(failure, GracefulHTTPError)
     assert failure.http_status == 503
-    assert len(scene.replays) == fleet_client.MAX_REPLAYS
+    assert len(scene.replays) == failover.MAX_REPLAYS
     assert requests[0].request_id not in scene.reasons
 
 

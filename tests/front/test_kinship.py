@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from serving.front import failures, fleet_client
+from serving.front import failover, failures
 from serving.replica.kinship import Kin, may_take
 from tests.front.fake_fleet import KIN, make_request, until
 
@@ -68,7 +68,7 @@ async def test_a_longer_request_waits_for_an_engine_of_its_own_build(scene):
 
 
 async def test_what_waits_for_a_model_that_was_replaced_is_told_so(scene, monkeypatch):
-    monkeypatch.setattr(fleet_client, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(failover, "MAX_STRANGERS", 3)
     replica = scene.add_replica(kin=ANOTHER)
     await scene.send(2)
     await until(lambda: len(scene.failures) == 2)

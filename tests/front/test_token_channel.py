@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from serving.front import token_link
+from serving.front import token_link, token_socket
 from serving.front.token_link import TokenLink
 from serving.replica import token_channel
 from serving.replica.token_channel import HELLO, ReplicaState, TokenRelay
@@ -156,12 +156,12 @@ async def test_a_flood_does_not_hold_up_the_front(ends):
     await until(lambda: turns[-1] == 300)
     at_once = max(b - a for a, b in itertools.pairwise(turns))
     # What is left over, and what the descriptor tells of.
-    assert at_once <= 2 * token_link.MAX_AT_ONCE
+    assert at_once <= 2 * token_socket.MAX_AT_ONCE
 
 
 @pytest.mark.faults
 async def test_what_came_before_the_connection_closed_is_read_and_nothing_after(ends):
-    descriptors = ends.link._fds
+    descriptors = ends.link._socket._fds
     for number in range(100):
         ends.engine.send(b"%d" % number)
     time.sleep(0.3)

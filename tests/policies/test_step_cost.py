@@ -65,8 +65,8 @@ def test_parts_are_told_apart():
     assert float(cost.draft_next_ms(16, 4)) == pytest.approx(7.2, rel=0.08)
     assert float(cost.draft_next_ms(16, 1)) == 0.0
     # An engine that does not time sampling pays nothing for it.
-    assert not cost.sampling_ms(8, np.arange(4.0)).any()
-    assert not cost.sampling_range_ms(8, 0, 4).any()
+    assert not cost.sampling.predict_ms(8, np.arange(4.0)).any()
+    assert not cost.sampling.predict_range_ms(8, 0, 4).any()
 
 
 def test_a_drafter_that_does_not_run_drifts_with_the_target():
@@ -158,14 +158,16 @@ def test_what_the_first_draft_costs_is_not_spread_over_all_counts():
         step = take_step(forward_ms, 16 + num_drafts, num_reqs=16)
         cost.observe(replace(step, num_drafts=num_drafts, sample_ms=15.0))
 
-    plain_ms, *drafted_ms = cost.sampling_ms(16, np.array([0.0, 1.0, 16.0, 48.0]))
+    num_drafts = np.array([0.0, 1.0, 16.0, 48.0])
+    plain_ms, *drafted_ms = cost.sampling.predict_ms(16, num_drafts)
     assert plain_ms < 3.0
     np.testing.assert_allclose(drafted_ms, 15.0, rtol=0.1)
-    assert cost.sampling_ms(16, 0.5) == pytest.approx((plain_ms + drafted_ms[0]) / 2)
+    half_ms = cost.sampling.predict_ms(16, 0.5)
+    assert half_ms == pytest.approx((plain_ms + drafted_ms[0]) / 2)
     assert cost.target.at(16) == pytest.approx(20.0, rel=0.05)
-    in_range_ms = cost.sampling_range_ms(16, 0, 49)[[0, 1, 16, 48]]
+    in_range_ms = cost.sampling.predict_range_ms(16, 0, 49)[[0, 1, 16, 48]]
     np.testing.assert_allclose(in_range_ms, [plain_ms, *drafted_ms])
     # One plain step later it is known, too.
     for _ in range(5):
         cost.observe(replace(take_step(20.0, 16, num_reqs=16), sample_ms=2.7))
-    assert float(cost.sampling_ms(16, 0)) == pytest.approx(2.7, rel=0.15)
+    assert float(cost.sampling.predict_ms(16, 0)) == pytest.approx(2.7, rel=0.15)

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import time
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from policies.types import VerificationOutcome
 from serving.engine.compat import Scheduler
+from serving.engine.cpu.depth_orders import DepthOrders
 from serving.engine.cpu.drafter_traits import DrafterTraits
 from serving.engine.cpu.drafts import ScoredDraftTokenIds
 from serving.engine.cpu.pending_drafts import PendingDrafts
 from serving.engine.cpu.selection import DraftSelector
 from serving.engine.cpu.skipped_planning import SkippedPlanning
 from serving.engine.cpu.step_clock import StepClock
-from serving.engine.cpu.step_messages import (
-    QUIET_ATTRIBUTE,
-    REBUILD_ATTRIBUTE,
-    STOP_ATTRIBUTE,
-)
+from serving.engine.cpu.step_messages import QUIET_ATTRIBUTE
 from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
-from serving.engine.shared.outcomes import keep_rows, read_outcomes
+from serving.engine.shared.outcomes import keep_known, keep_rows, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from policies.decisions.early_exit import EarlyExitRule
     from serving.engine.compat import (
         DraftTokenIds,
         EngineCoreOutputs,
@@ -84,6 +79,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
             guard=self._guard,
             board=self.board,
         )
+        parts = self._drafts, traits, self._classes, self._guard
+        self._depth_orders = DepthOrders(self.num_spec_tokens, *parts)
 
     # The engine core calls these in turn: update_draft_token_ids, schedule,
     # (the model runs), update_from_output.
@@ -136,7 +133,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         attempt("count_error", self._selector.count_dropped, output)
         attempt("depth_error", self._set_depth, output)
         try:
-            self._note_planned(output)
+            self._skipping.note_planned(output, len(self.running))
         except Exception:
             self._guard.note("skip_error", exc_info=True)
             self._skipping.reset()
@@ -160,14 +157,6 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self._skipping.note_unplanned()
         self._guard.attempt("timing_error", self._start_clock, now_s, output)
         return output
-
-    def _note_planned(self, output: SchedulerOutput) -> None:
-        self._skipping.note_planned(
-            output.num_spec_tokens_to_schedule,
-            output.total_num_scheduled_tokens,
-            len(output.num_scheduled_tokens),
-            len(self.running),
-        )
 
     def change_policy(self, section: Mapping[str, Any]) -> None:
         """Change it; of the step under way the new planner is told nothing."""
@@ -242,35 +231,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
             self._guard.ask(self._planner.observe_timing, timing)
 
     def _set_depth(self, output: SchedulerOutput) -> None:
-        depth = self._choose_depth(len(output.num_scheduled_tokens))
-        if self._drafter.has_one_depth:
-            depth = self.num_spec_tokens
-        elif depth and not self._drafts.rooms.may_anybody_draft(
-            map(self.requests.__getitem__, output.num_scheduled_tokens)
-        ):
-            # The planner would take what nobody may use for drafts that are rejected.
-            depth = 0
-        if depth is None:
-            return
-        output.num_spec_tokens_to_schedule = depth
-        if depth > 0 and self._watchdog is not None:
-            # Who is tried is drafted for to the end.
-            setattr(output, REBUILD_ATTRIBUTE, self._watchdog.take_rebuilds())
-        if depth > 1 and not self._probes:
-            scheduled = [self.requests[r] for r in output.num_scheduled_tokens]
-            setattr(output, STOP_ATTRIBUTE, self._ask_stop(scheduled))
-
-    def _ask_stop(self, scheduled: list[Request]) -> EarlyExitRule | None:
-        drafting = self._drafts.find_drafting(scheduled)
-        if self._watchdog is not None and self._watchdog.limits:
-            limits = self._watchdog.limits
-            drafting = [r for r in drafting if limits.get(r.request_id, 1) > 0]
-        req_ids = tuple([request.request_id for request in drafting])
-        weights = self._classes.weigh(drafting)
-        stop: EarlyExitRule | None = self._guard.ask(
-            self._planner.early_exit, req_ids, weights
-        )
-        return stop
+        scheduled = [self.requests[r] for r in output.num_scheduled_tokens]
+        depth = self._choose_depth(len(scheduled))
+        self._depth_orders.give(output, scheduled, depth, self._planner, self._watchdog)
 
     def _read_outcome(
         self,
@@ -288,14 +251,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
             scheduler_output, model_runner_output
         )
         self.counters.count_verification(num_verified, num_accepted)
-        is_known = [req_id in self.requests for req_id in req_ids]
-        if not all(is_known):
-            # A client hung up while the model ran: its request was forgotten.
-            req_ids = list(compress(req_ids, is_known))
-            num_verified = list(compress(num_verified, is_known))
-            num_accepted = list(compress(num_accepted, is_known))
-            if not req_ids:
-                return None
+        # If a client hung up while the model ran, its request was forgotten.
+        req_ids, num_verified, num_accepted = keep_known(
+            req_ids, num_verified, num_accepted, self.requests
+        )
+        if not req_ids:
+            return None
         learns = self._guard.attempt(
             "watchdog_error", self._watch, req_ids, num_verified, num_accepted
         )

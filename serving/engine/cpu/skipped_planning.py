@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from serving.engine.compat import SchedulerOutput
     from serving.engine.shared.counters import SpeculationCounters
 
 TELL_ALL = 16
@@ -66,22 +67,20 @@ class SkippedPlanning:
         """Have the coming steps planned: nothing is known of the latest one."""
         self.num_skipped = self._num_at_zero = self._num_reqs = 0
 
-    def note_planned(
-        self, depth: int, num_tokens: int, num_scheduled: int, num_running: int
-    ) -> None:
+    def note_planned(self, output: SchedulerOutput, num_running: int) -> None:
         """Take in a step that was planned.
 
         Args:
-            depth: To which it drafts.
-            num_tokens: Tokens in the step.
-            num_scheduled: Requests in the step.
+            output: The step, its depth included.
             num_running: Requests that run, in the step or not.
         """
         self.num_skipped = 0
+        depth = output.num_spec_tokens_to_schedule
         is_without_drafter = self.is_possible and depth == 0
         self._num_at_zero = self._num_at_zero + 1 if is_without_drafter else 0
         is_settled = self._num_at_zero >= TELL_ALL
-        same = num_tokens == num_scheduled == num_running
+        num_scheduled = len(output.num_scheduled_tokens)
+        same = output.total_num_scheduled_tokens == num_scheduled == num_running
         self._num_reqs = num_running if is_settled and same else 0
 
     def count_into(self, counters: SpeculationCounters) -> None:

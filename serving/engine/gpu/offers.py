@@ -72,7 +72,7 @@ class DraftOffers:
         num_usable, _ = self._limit(request, position + 1)
         return num_usable > position and not request.is_prefill_chunk
 
-    def offer(self, requests: list[Request], offers: NDArray[np.int64]) -> None:
+    def _offer(self, requests: list[Request], offers: NDArray[np.int64]) -> None:
         """Let each request have no more drafts verified than this."""
         for request, num_offers in zip(requests, offers.tolist(), strict=True):
             num_dropped = len(request.spec_token_ids) - num_offers
@@ -85,6 +85,8 @@ class DraftOffers:
     ) -> None:
         """Let prompts have the room of drafts that will not be verified.
 
+        Where the device may not choose among drafts, each request offers its own part.
+
         vLLM charges every placeholder to the step's token limit. Only where that limit
         is in sight, each request offers what it is expected to get and a little more;
         elsewhere all, so that the device has the choice. Decided by confidences older
@@ -95,6 +97,9 @@ class DraftOffers:
             batch: Their drafts, without prompts that wait.
             selection: Made for them.
         """
+        if not selection.may_reallocate:
+            self._offer(requests, selection.num_admitted)
+            return
         scheduler = self._scheduler
         num_offered = int(batch.num_draft_tokens.sum())
         num_others = self._num_slots * len(scheduler.running) + batch.num_prefill_tokens
@@ -112,7 +117,7 @@ class DraftOffers:
         )
         survival = batch.confidence.cumprod(axis=1)
         room = max(selection.draft_budget, limit - num_others - num_waiting)
-        self.offer(
+        self._offer(
             requests, select_drafts(survival, offers, min(room, int(offers.sum())))
         )
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from policies.types import DraftSelection
     from serving.engine.compat import ModelRunnerOutput, SchedulerOutput
-    from serving.engine.gpu.step_messages import VerificationReport
+    from serving.engine.gpu.step_messages import StepReport, VerificationReport
+    from serving.engine.shared.board import BoardRecorder
     from serving.engine.shared.counters import SpeculationCounters
     from serving.engine.shared.faults import FaultGuard
 
@@ -121,3 +122,19 @@ class OutcomeReader:
             num_verified = num_valid
         counters.count_verification(num_verified, num_accepted)
         return outcome
+
+
+def show_drafts(
+    board: BoardRecorder, scheduler_output: SchedulerOutput, report: StepReport | None
+) -> None:
+    """Put on the board what the device admitted of a step's drafts, if it said so."""
+    verification = None if report is None else report.verification
+    if verification is None:
+        return
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    rows = [row for row, r in enumerate(verification.req_ids) if drafts.get(r)]
+    board.note_drafts(
+        {verification.req_ids[row]: drafts[verification.req_ids[row]] for row in rows},
+        verification.confidence[rows].astype(np.float64),
+        verification.num_admitted[rows].tolist(),
+    )

@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from serving.engine.compat import AsyncScheduler, check
 from serving.engine.compat_names import GPU_SCHEDULER
 from serving.engine.gpu.offers import DraftOffers
 from serving.engine.gpu.orders import IssuedOrders
-from serving.engine.gpu.outcomes import OutcomeReader
+from serving.engine.gpu.outcomes import OutcomeReader, show_drafts
 from serving.engine.gpu.plain_verification import find_plain_reason
 from serving.engine.gpu.step_messages import (
     REPORT_ATTRIBUTE,
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
         Request,
         SchedulerOutput,
     )
+
+_NEEDS_ASYNC: Final = (
+    "the GPU adapter needs vLLM's asynchronous scheduling, which is off: remove "
+    "engine.extra.async_scheduling (and whatever vLLM's log says turned it off), or "
+    "set engine.adapter: off with policy.name: fixed"
+)
 
 
 class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
@@ -65,11 +71,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         check(GPU_SCHEDULER)
         super().__init__(*args, **kwargs)
         if not self.scheduler_config.async_scheduling:
-            raise ValueError(
-                "the GPU adapter needs vLLM's asynchronous scheduling, which is off: "
-                "remove engine.extra.async_scheduling (and whatever vLLM's log says "
-                "turned it off), or set engine.adapter: off with policy.name: fixed"
-            )
+            raise ValueError(_NEEDS_ASYNC)
         self._set_up()
 
     def change_policy(self, section: Any) -> None:
@@ -143,7 +145,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             self._learn(attempt("outcome_error", self._read_outcome, *step, report))
             self._count_planning(started_s)
             if self.board.is_watched:
-                attempt("board_error", self._show_drafts, *step)
+                attempt(
+                    "board_error", show_drafts, self.board, scheduler_output, report
+                )
                 attempt("board_error", self._show, *step)
                 # Steps overlap: one lasts from the output before it to its own.
                 attempt("board_error", self.board.start_step)
@@ -182,10 +186,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             select_checked, self._planner, joined
         )
         if selection is not None:
-            if selection.may_reallocate:
-                self._offers.trim(requests, batch, selection)
-            else:
-                self._offers.offer(requests, selection.num_admitted)
+            self._offers.trim(requests, batch, selection)
         return selection
 
     def _make_batch(self, requests: list[Request]) -> DraftBatch:
@@ -203,12 +204,10 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         )
 
     def _set_depth(self, output: SchedulerOutput) -> None:
-        num_reqs = len(output.num_scheduled_tokens)
-        depth = (
-            min(self._spec.max_depth, self.num_spec_tokens)
-            if self._plain_reason is not None
-            else self._choose_depth(num_reqs)
-        )
+        if self._plain_reason is None:
+            depth = self._choose_depth(len(output.num_scheduled_tokens))
+        else:
+            depth = min(self._spec.max_depth, self.num_spec_tokens)
         if depth is not None:
             output.num_spec_tokens_to_schedule = depth
         self.counters.draft_depth = output.num_spec_tokens_to_schedule
@@ -290,25 +289,6 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             outcome.num_verified.tolist(),
             outcome.num_accepted.tolist(),
             lambda req_ids: Drafts(confidence, [rows[req_id] for req_id in req_ids]),
-        )
-
-    def _show_drafts(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> None:
-        """Put on the board what the device admitted of a step's drafts."""
-        report: StepReport | None = getattr(model_runner_output, REPORT_ATTRIBUTE, None)
-        verification = None if report is None else report.verification
-        if verification is None:
-            return
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        rows = [row for row, r in enumerate(verification.req_ids) if drafts.get(r)]
-        self.board.note_drafts(
-            {
-                verification.req_ids[row]: drafts[verification.req_ids[row]]
-                for row in rows
-            },
-            verification.confidence[rows].astype(np.float64),
-            verification.num_admitted[rows].tolist(),
         )
 
     def _forget(self, request: Request) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 from policies.types import VerificationOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from serving.engine.compat import ModelRunnerOutput, SchedulerOutput
 
 NOTHING_VERIFIED = VerificationOutcome(
@@ -41,6 +43,40 @@ def read_outcomes(
             num_drafts.append(len(drafts))
             num_accepted.append(num_sampled - 1)
     return req_ids, num_drafts, num_accepted
+
+
+def keep_known(
+    req_ids: list[str],
+    num_verified: list[int],
+    num_accepted: list[int],
+    requests: Container[str],
+) -> tuple[list[str], list[int], list[int]]:
+    """Return outcomes, as `read_outcomes` does, of requests that have not ended."""
+    is_known = [req_id in requests for req_id in req_ids]
+    if all(is_known):
+        return req_ids, num_verified, num_accepted
+    return (
+        list(compress(req_ids, is_known)),
+        list(compress(num_verified, is_known)),
+        list(compress(num_accepted, is_known)),
+    )
+
+
+def read_emitted(
+    scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+) -> list[tuple[str, int, int]]:
+    """Return id, drafts accepted and tokens emitted of all that emitted something."""
+    sampled = model_runner_output.sampled_token_ids
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    return [
+        (
+            req_id,
+            max(0, len(sampled[row]) - 1) if drafts.get(req_id) else 0,
+            len(sampled[row]),
+        )
+        for req_id, row in model_runner_output.req_id_to_index.items()
+        if row < len(sampled) and sampled[row]
+    ]
 
 
 def keep_rows(outcome: VerificationOutcome, is_kept: list[bool]) -> VerificationOutcome:

@@ -27,7 +27,7 @@ from serving.engine.shared.options import (
     read_policy,
     wants_watchdog,
 )
-from serving.engine.shared.outcomes import NOTHING_VERIFIED
+from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_emitted
 from serving.engine.shared.request_classes import RequestClasses
 from serving.engine.shared.watchdog import SpeculationWatchdog
 
@@ -264,19 +264,8 @@ class PlannerHost:
         model_runner_output: ModelRunnerOutput,
     ) -> None:
         """Put a step on the board."""
-        sampled = model_runner_output.sampled_token_ids
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        emitted = [
-            (
-                req_id,
-                max(0, len(sampled[row]) - 1) if drafts.get(req_id) else 0,
-                len(sampled[row]),
-            )
-            for req_id, row in model_runner_output.req_id_to_index.items()
-            if row < len(sampled) and sampled[row]
-        ]
         self.board.note_outcome(
-            emitted,
+            read_emitted(scheduler_output, model_runner_output),
             budget=self.counters.last_draft_budget,
             depth=self.counters.draft_depth,
             running=[request.request_id for request in self.running],

@@ -8,12 +8,8 @@ import numpy as np
 from vllm.logger import init_logger
 
 from policies.decisions.quarantine import MAX_WAIT, Quarantines
-from policies.estimators.acceptance_watch import (
-    NUM_CLASSES,
-    AcceptanceWatch,
-    Cell,
-    bucket_of,
-)
+from policies.estimators.acceptance_watch import AcceptanceWatch, Cell, bucket_of
+from serving.engine.shared.watched_requests import WatchedRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,6 +73,7 @@ class SpeculationWatchdog:
         self._classes = classes
         self._counters = counters
         self._watch = AcceptanceWatch()
+        self._requests = WatchedRequests(self._watch, classes)
         self._quarantines = Quarantines()
         self._step = 0
         self._least_depth = 0
@@ -84,12 +81,6 @@ class SpeculationWatchdog:
         self._recovered: list[str] = []
         self._unread: list[tuple[int, NDArray[np.float64], tuple[Sequence[int], ...]]]
         self._unread = []
-        # Of each request: its slot in the watch's arrays, and its class.
-        self._places: dict[str, tuple[int, int]] = {}
-        self._num_slots = 0
-        # Of requests that have ended, the latter with outcomes that may be unread.
-        self._free: list[int] = []
-        self._left: list[int] = []
 
     @property
     def is_active(self) -> bool:
@@ -194,12 +185,8 @@ class SpeculationWatchdog:
         if learns is not None:
             # The watch is told nothing of them either.
             rows = [r if own else -1 for r, own in zip(rows, learns[some], strict=True)]
-        find = self._places.get
         looked_at = [requests[req_id] for req_id in req_ids[some]]
-        slots, classes = zip(
-            *[find(one.request_id) or self._place_of(one) for one in looked_at],
-            strict=True,
-        )
+        slots, classes = self._requests.place_all(looked_at)
         context = [request.num_tokens for request in looked_at]
         verified, accepted = num_verified[some], num_accepted[some]
         outcomes = rows, slots, classes, context, verified, accepted
@@ -218,8 +205,7 @@ class SpeculationWatchdog:
                 self._raise(self._quarantines.add(collapse, self._watch, step))
                 # The rest is more of the same.
                 break
-        self._free += self._left
-        self._left = []
+        self._requests.free_left()
 
     def take_rebuilds(self) -> tuple[str, ...]:
         """Hand over, once, for whom the drafter should fill its KV anew."""
@@ -239,26 +225,11 @@ class SpeculationWatchdog:
         """Drop a request that has ended."""
         self.limits.pop(req_id, None)
         self._rebuilds.pop(req_id, None)
-        place = self._places.pop(req_id, None)
-        if place is not None:
-            self._left.append(place[0])
+        self._requests.forget(req_id)
 
     def _find(self, request: Request) -> Quarantine | None:
-        _, class_index = self._place_of(request)
+        _, class_index = self._requests.place(request)
         return self._quarantines.find(class_index, request.num_tokens)
-
-    def _place_of(self, request: Request) -> tuple[int, int]:
-        place = self._places.get(request.request_id)
-        if place is None:
-            if self._free:
-                slot = self._free.pop()
-            else:
-                slot, self._num_slots = self._num_slots, self._num_slots + 1
-            self._watch.reset_request(slot)
-            class_index = self._classes.index_of(request)
-            place = slot, min(class_index, NUM_CLASSES - 1)
-            self._places[request.request_id] = place
-        return place
 
     def _judge(
         self,
@@ -278,9 +249,8 @@ class SpeculationWatchdog:
             if num_accepted[index] < one.position:
                 continue
             request = requests[req_id]
-            cell = Cell(
-                bucket_of(request.num_tokens), self._place_of(request)[1], one.position
-            )
+            _, class_index = self._requests.place(request)
+            cell = Cell(bucket_of(request.num_tokens), class_index, one.position)
             confidence = None
             if drafts.confidence.size:
                 confidence = float(drafts.confidence[row, one.position])

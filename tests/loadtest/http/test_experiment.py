@@ -137,7 +137,7 @@ def test_what_failed_is_listed_what_is_secret_is_not_and_conditions_are_not_mixe
 def test_workers_together_send_what_one_process_would(server, tmp_path, prompts):
     # With three processes one has no user of the closed load, and is not waited for.
     load = ("--loads=closed:2,poisson:12", "--processes=3", prompts)
-    experiment(tmp_path, f"--arm=a={server.url}", *load)
+    assert experiment(tmp_path, f"--arm=a={server.url}", *load) == 0
     assert len(server.ids) == len(set(server.ids))
     closed, poisson = (
         read_records(tmp_path / run["records"]) for run in results_in(tmp_path)["runs"]
