@@ -41,12 +41,6 @@ class SamplingCost:
         self.judged = CostTable(max_tokens, first_ms=0.3, per_unit_ms=0.02)
         self.is_timed = False
 
-    def plain_ms(self, num_reqs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the time of steps without drafts, for many numbers of requests."""
-        if not self.is_timed:
-            return np.zeros_like(num_reqs)
-        return self.plain.predict(num_reqs)
-
     def predict_ms(
         self, num_reqs: int, num_drafts: NDArray[np.float64] | float
     ) -> NDArray[np.float64]:

@@ -122,7 +122,9 @@ class StepCost:
         """
         step_ms = self.target.predict(num_reqs)
         step_ms += self.context_ms(context_per_req) * num_reqs
-        return step_ms + self.sampling.plain_ms(num_reqs)
+        if self.sampling.is_timed:
+            step_ms += self.sampling.plain.predict(num_reqs)
+        return step_ms
 
     def context_ms(self, num_context_tokens: float) -> float:
         """Return the time that KV positions attended to add."""
@@ -244,9 +246,8 @@ class StepCost:
         else:
             self.draft_first.rescale(drift)
         if timing.depth > 1 and timing.draft_next_ms > 0:
-            self.draft_next.observe(
-                timing.num_reqs, timing.draft_next_ms / (timing.depth - 1)
-            )
+            pass_ms = timing.draft_next_ms / (timing.depth - 1)
+            self.draft_next.observe(timing.num_reqs, pass_ms)
         else:
             self.draft_next.rescale(drift)
         self.host.observe(timing.num_reqs, timing.host_ms)

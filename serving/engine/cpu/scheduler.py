@@ -247,14 +247,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self.counters.num_steps += 1
         if not scheduler_output.scheduled_spec_decode_tokens:
             return None
-        req_ids, num_verified, num_accepted = read_outcomes(
-            scheduler_output, model_runner_output
-        )
-        self.counters.count_verification(num_verified, num_accepted)
-        # If a client hung up while the model ran, its request was forgotten.
-        req_ids, num_verified, num_accepted = keep_known(
-            req_ids, num_verified, num_accepted, self.requests
-        )
+        found = read_outcomes(scheduler_output, model_runner_output)
+        self.counters.count_verification(*found[1:])
+        if not self.requests.keys() >= {*found[0]}:
+            # A client hung up while the model ran: its request was forgotten.
+            found = keep_known(*found, self.requests)
+        req_ids, num_verified, num_accepted = found
         if not req_ids:
             return None
         learns = self._guard.attempt(
