@@ -1,9 +1,12 @@
 """Streams over a deployment of two fronts and two replicas, and its processes."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
 import psutil
 
 from loadtest.compare.processes import find_processes
@@ -50,6 +53,24 @@ def run_all(
 def processes(server: Server, role: str) -> list[psutil.Process]:
     family = find_processes(server.command.process.pid)
     return [process for found, process in family if found == role]
+
+
+def wait_for_both_fronts(server: Server) -> None:
+    """Wait until Serve counts on both: a front's process is there long before."""
+    place = re.search(
+        r"^  dashboard +(\S+) +token in (\S+)$", server.command.output, re.MULTILINE
+    )
+    assert place is not None
+    headers = {"Authorization": f"Bearer {Path(place[2]).read_text().strip()}"}
+    url = f"{place[1]}/api/serve/applications/"
+
+    def both_run() -> bool:
+        found = httpx.get(url, headers=headers, timeout=60, trust_env=False).json()
+        (application,) = found["applications"].values()
+        fronts = application["deployments"]["TetrisFront"]["replicas"]
+        return [one["state"] for one in fronts] == ["RUNNING"] * 2
+
+    wait_until(both_run, START_TIMEOUT_S)
 
 
 def when_both_are_ready(server: Server) -> list[psutil.Process]:

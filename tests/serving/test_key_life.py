@@ -9,12 +9,13 @@ import pytest
 
 from tests.conftest import run
 from tests.serving.conftest import BIN, MODEL
-from tests.serving.fleet import processes
+from tests.serving.fleet import processes, wait_for_both_fronts
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_a_key_is_made_used_limited_and_revoked_without_a_restart(fleet):
+    wait_for_both_fronts(fleet)
     # A front that nobody has asked yet counts for nothing, and knows of no other. Idle
     # engines tell fronts of each other four times a second, and nobody else of it.
     for _ in range(2):
