@@ -59,7 +59,6 @@ class TokenLink:
         num_prompt_tokens: Of this front's requests, which it has still to compute.
         heard_s: When it last said something, monotonic.
         clean_s: Leases opened later cannot have begun over an earlier link, monotonic.
-        is_lost: Whether it has been lost.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class TokenLink:
         self.num_held = self.num_coming = self.num_prompt_tokens = 0
         self.heard_s = time.monotonic()
         self.clean_s = -math.inf if is_first else math.inf
-        self.is_lost = False
         self._on_frames = on_frames
         self._on_state = on_state
         self._on_lost = on_lost
@@ -99,6 +97,11 @@ class TokenLink:
         self._socket = TokenSocket(context, front, offer, self._take, self.close)
         self._watching = asyncio.create_task(self._watch_silence())
         self._socket.send(HELLO, b"")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has been lost."""
+        return not self._socket.is_open
 
     @property
     def num_requests(self) -> int:
@@ -156,7 +159,6 @@ class TokenLink:
         """Lose the link. Idempotent."""
         if self.is_lost:
             return
-        self.is_lost = True
         self._watching.cancel()
         self._socket.close()
         self._on_lost(self, reason)
