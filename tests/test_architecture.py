@@ -20,7 +20,7 @@ from serving.commands import bench
 
 ROOT = Path(__file__).resolve().parent.parent
 
-MAX_FILE_LINES, MAX_CLASS_LINES = 400, 250
+MAX_FILE_LINES, MAX_CLASS_LINES, MAX_FIELDS = 400, 250, 12
 """More than one idea has mostly found its way in by then."""
 
 
@@ -38,6 +38,34 @@ def test_files_and_classes_stay_short():
                 and node.end_lineno - node.lineno >= MAX_CLASS_LINES
             ]
     assert not long
+
+
+def test_a_class_of_the_server_keeps_few_things():
+    """Counters apart, and models of settings, which are as many as users need."""
+    large = {
+        node.name: len(fields)
+        for path in (ROOT / "serving").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and len(fields := find_fields(node)) > MAX_FIELDS
+    }
+    assert large.keys() == {"SpeculationCounters"}
+
+
+def find_fields(defined):
+    """Return what a class assigns to itself, or declares as a dataclass."""
+    fields = {
+        node.attr
+        for node in ast.walk(defined)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node.value) == "self"
+    }
+    if any("dataclass" in ast.unparse(one) for one in defined.decorator_list):
+        fields |= {
+            node.target.id for node in defined.body if isinstance(node, ast.AnnAssign)
+        }
+    return fields
 
 
 def test_every_importable_folder_is_listed_for_packaging():

@@ -100,7 +100,7 @@ class Admission:
             GracefulHTTPError: It finds no place (503), is predicted to miss its
                 deadline (429), or is more than an engine can hold (400).
         """
-        request = one.request
+        request, standing = one.request, one.standing
         params = request.sampling_params
         if params is not None:
             check_sampling(params)
@@ -108,14 +108,14 @@ class Admission:
         class_name = find_class(extra, request.priority, self._classes)
         share = self._classes.get(class_name)
         flow = class_name
-        one.caller = caller.get()
-        if one.caller is not None:
-            one.caller.note_fronts(self.num_fronts)
+        standing.caller = caller.get()
+        if standing.caller is not None:
+            standing.caller.note_fronts(self.num_fronts)
             # Keys share alike, each with its class's weight.
-            flow = f"{class_name}{OF_KEY}{one.caller.name}"
+            flow = f"{class_name}{OF_KEY}{standing.caller.name}"
         self._places.note_flow(flow)
         self._look()
-        one.turn = Turn(
+        standing.turn = Turn(
             flow,
             request_cost_ms(
                 self._full,
@@ -126,28 +126,33 @@ class Admission:
             request.priority,
         )
         self._check_places(flow)
-        has_share_left = self._credit.has_share_left(one.turn)
-        one.hurries = has_share_left and not queue.is_behind(one.turn)
+        has_share_left = self._credit.has_share_left(standing.turn)
+        standing.hurries = has_share_left and not queue.is_behind(standing.turn)
         deadline_ms = extra.get(DEADLINE_XARG) or (share.deadline_ms if share else None)
         if deadline_ms is not None:
-            one.due_s = one.since_s + 1e-3 * deadline_ms
+            standing.due_s = one.since_s + 1e-3 * deadline_ms
             if self._now is not None:
                 self._check_deadline(one, self._now, deadline_ms, queue)
         self._places.take(flow)
-        if one.hurries:
+        if standing.hurries:
             self._credit.take_seat(one)
+
+    def note_whole(self, one: InFlight) -> None:
+        """Learn from a reply that has come to its end."""
+        self._replies.note(one.standing.turn.flow, len(one.emitted))
 
     def note_gone(self, one: InFlight, others: Iterable[InFlight]) -> None:
         """Note that a request that was admitted is there no more, among others."""
-        self._places.free(one.turn.flow)
-        if one.caller is not None:
-            one.caller.charge(one.num_tokens)
+        standing = one.standing
+        self._places.free(standing.turn.flow)
+        if standing.caller is not None:
+            standing.caller.charge(one.num_tokens)
         whole = one.asked_together
         if whole is not None and one.emitted:
             # Of its answers this one has come, so that the others have time.
             for other in others:
                 if other.asked_together == whole:
-                    other.due_s = math.inf
+                    other.standing.due_s = math.inf
 
     def expire(self, requests: Iterable[InFlight]) -> list[InFlight]:
         """Return those that are past their deadline before they have begun.
@@ -158,7 +163,7 @@ class Admission:
         for one in requests:
             if one.link is not None or one.lease is not None or one.emitted:
                 begun.add(one.asked_together)
-            elif self._clock() > one.due_s:
+            elif self._clock() > one.standing.due_s:
                 waiting.append(one)
         begun.discard(None)
         expired = [one for one in waiting if one.asked_together not in begun]
@@ -192,17 +197,18 @@ class Admission:
         deadline_ms: float,
         queue: LeaseQueue[InFlight],
     ) -> None:
-        num_coming = sum(link.num_coming for link in self._links)
-        num_before = 0 if one.hurries else len(queue)
+        num_coming = sum(link.load.num_coming for link in self._links)
+        turn, hurries = one.standing.turn, one.standing.hurries
+        num_before = 0 if hurries else len(queue)
         has_seat = self._credit.count_free(one) - num_coming > num_before
         # The last one may be gone since what it said was looked at.
         num_replicas = max(1, len(self._routing.staying))
         predicted = predict_finish(
             now if has_seat else self._full,
             num_replicas / self.num_fronts,
-            0.0 if one.hurries else queue.work_ahead_ms(one.turn),
+            0.0 if hurries else queue.work_ahead_ms(turn),
             one.num_tokens,
-            self._expect_reply(one, one.turn.flow),
+            self._expect_reply(one, turn.flow),
             has_seat=has_seat,
         )
         late_ms = predicted.late_ms(deadline_ms)

@@ -28,6 +28,7 @@ from serving.front.errors import (
 )
 from serving.front.fleet_client import FleetClient
 from serving.front.grammar_time import GrammarTime
+from serving.front.live_limits import LiveLimits
 from serving.front.metrics import FrontMetrics
 from serving.front.pages import PageRoutes
 from serving.front.refusal import retry_after_as_noted
@@ -41,10 +42,8 @@ from serving.front.request_body import (
 from serving.front.request_class import (
     DEADLINE_XARG,
     ClassShare,
-    check_priorities,
     claim_class,
     find_unknown_class,
-    read_shares,
     set_deadline,
     set_priority,
 )
@@ -54,7 +53,6 @@ from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state, describe_tokenizer
 from serving.reloading import take_over
 from serving.settings.gguf_models import convert_alike
-from serving.settings.live import LiveSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -158,30 +156,25 @@ class Front(PageRoutes):
         created = int(time.time())  # noqa: TID251 - a date
         self._model_card = {**model_card, "created": created}
         self._policy_name = policy_name
-        self._classes = dict(classes)
-        self._min_replicas = min_replicas
-        self._max_queued_requests = max_queued_requests
+        self._limits = LiveLimits(
+            dict(classes), min_replicas, max_ongoing_requests, max_queued_requests
+        )
         pace_streams(1e-3 * stream_interval_ms)
         self._replicas = ReplicaCount(
-            self._count_engines, may_be_none=lambda: self._min_replicas == 0
+            self._count_engines, may_be_none=lambda: self._limits.min_replicas == 0
         )
         self._feed = BoardFeed(self._watch_replicas)
         for name, folder in gguf_files.items():
             await asyncio.to_thread(convert_alike, name, folder, logger.info)
         leases = engines.options(stream=True).lease
         hello = await self._say_hello(build)
-
-        def max_requests(num_replicas: int) -> int:
-            replicas = max(num_replicas, self._min_replicas)
-            return replicas * max_ongoing_requests + self._max_queued_requests
-
         self._client = FleetClient(
             front=uuid.uuid4().bytes,
             kin=hello["kin"],
             supported_tasks=hello["supported_tasks"],
             open_stream=leases.remote,
-            max_requests=max_requests,
-            classes=self._classes,
+            max_requests=self._limits.max_requests,
+            classes=self._limits.classes,
             running_ids=running_ids,
         )
         self._metrics = FrontMetrics()
@@ -194,20 +187,7 @@ class Front(PageRoutes):
 
     async def reconfigure(self, user_config: Any) -> None:
         """Take over other classes and limits, without a new front."""
-        await take_over(user_config, self._take_settings)
-
-    async def _take_settings(self, live: LiveSettings) -> None:
-        # First: the chart tells it besides what people write, which may be refused.
-        if live.replicas.min is not None:
-            self._min_replicas = live.replicas.min
-        if live.policy is not None:
-            shares = read_shares(live.policy.classes)
-            check_priorities(self._classes, shares)
-            # In place: whoever admits has it too.
-            self._classes.clear()
-            self._classes.update(shares)
-        if live.replicas.max_queued_requests is not None:
-            self._max_queued_requests = live.replicas.max_queued_requests
+        await take_over(user_config, self._limits.take)
 
     def check_health(self) -> None:
         """Let Serve replace a front whose output loop has ended.
@@ -267,8 +247,9 @@ class Front(PageRoutes):
 
     def _prepare(self, body: Any) -> None:
         """Check a request, and take from it what only fronts may say to engines."""
-        claim_class(body, self._classes)
-        unknown = find_unknown_class(body, self._classes)
+        classes = self._limits.classes
+        claim_class(body, classes)
+        unknown = find_unknown_class(body, classes)
         if unknown is not None:
             raise ApiError(400, unknown, "vllm_xargs")
         if self._policy_name != "none":
@@ -286,7 +267,7 @@ class Front(PageRoutes):
                 for name, value in strip_internal(body.vllm_xargs).items()
                 if not name.startswith(INTERNAL_PREFIX)
             }
-        set_priority(body, self._classes)
+        set_priority(body, classes)
         wrong = set_deadline(body)
         if wrong is not None:
             raise ApiError(400, wrong, DEADLINE_XARG)

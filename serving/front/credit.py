@@ -50,10 +50,10 @@ class Credit:
     def count_free(self, one: InFlight) -> int:
         """Return how many seats there are for such a request; may be negative."""
         links = self._routing.takers
-        free = sum(link.num_free_seats for link in links)
-        if one.hurries or one.num_replays or not self._seats.is_shared():
+        free = sum(link.load.num_free_seats for link in links)
+        if one.standing.hurries or one.moves.num_replays or not self._seats.is_shared():
             return free
-        return free - sum(link.num_kept_seats for link in links)
+        return free - sum(link.load.num_kept_seats for link in links)
 
     def allows(self, one: InFlight, num_unsettled: int) -> bool:
         """Return whether this request's lease may be opened.
@@ -70,7 +70,7 @@ class Credit:
         links = self._routing.takers
         # Nor may a front starve: by what others hold, or by what was said last of an
         # engine that says nothing new.
-        has_none = not any(link.num_held for link in links)
+        has_none = not any(link.load.num_held for link in links)
         if not num_unsettled and (has_none or self._routing.find_new()):
             return True
         if num_unsettled >= min(self.count_free(one), MAX_UNSETTLED):
@@ -86,16 +86,17 @@ class Credit:
 
     def take_seat(self, one: InFlight) -> None:
         """Count a seat as its flow's, if that has not been done."""
-        if not one.has_seat:
-            turn = one.turn
+        standing = one.standing
+        if not standing.has_seat:
+            turn = standing.turn
             self._seats.take(turn.flow, turn.weight, time.monotonic())
-            one.has_seat = True
+            standing.has_seat = True
 
     def note_left(self, one: InFlight) -> None:
         """Note that a request has no seat any more, if it had one."""
-        if one.has_seat:
-            self._seats.free(one.turn.flow)
-            one.has_seat = False
+        if one.standing.has_seat:
+            self._seats.free(one.standing.turn.flow)
+            one.standing.has_seat = False
 
     def note_begun(self, one: InFlight) -> None:
         """Forget it: the request has put out a token, or is not there any more."""

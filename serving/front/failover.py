@@ -80,8 +80,8 @@ class Failover:
         """Let a request wait for a lease."""
         # It may have been given up while it waited to look on.
         if one in self._requests:
-            first = one.num_replays > 0 or one.hurries
-            self._queue.add(one, one.turn, first=first)
+            first = one.moves.num_replays > 0 or one.standing.hurries
+            self._queue.add(one, one.standing.turn, first=first)
 
     def forget(self, request_id: str) -> InFlight | None:
         """Let a request be none of the front's; return it if it was."""
@@ -124,11 +124,11 @@ class Failover:
         self.give_up(one)
         # One that was dead before it took the request did not die of it.
         if was_placed and failures.is_death(reason, is_leaving=is_leaving):
-            one.num_deaths += 1
+            one.moves.num_deaths += 1
             if was_alone:
                 self._condemn(one)
                 return
-        one.attempt += 1
+        one.moves.attempt += 1
         one.lease = None
         self._requests.add(one)
         if was_placed:
@@ -138,8 +138,8 @@ class Failover:
 
     def _replay(self, one: InFlight, reason: str) -> None:
         """Let a request that a replica had go on elsewhere."""
-        one.num_replays += 1
-        if one.num_replays > MAX_REPLAYS:
+        one.moves.num_replays += 1
+        if one.moves.num_replays > MAX_REPLAYS:
             self.fail(one, failures.INTERRUPTED, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         shown = reason if reason in failures.REASONS else "failure"
@@ -151,14 +151,14 @@ class Failover:
         """Let a request that a replica would not have ask others, a little later."""
         if (
             reason == OTHER_MODEL
-            and one.num_refusals >= MAX_STRANGERS
+            and one.moves.num_refusals >= MAX_STRANGERS
             and not self._routing.staying
         ):
             self.fail(one, failures.REPLACED, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         logger.info("Request %s goes on looking: %s", one.request_id, reason)
-        wait_s = min(FIRST_RETRY_S * 2**one.num_refusals, LAST_RETRY_S)
-        one.num_refusals += 1
+        wait_s = min(FIRST_RETRY_S * 2**one.moves.num_refusals, LAST_RETRY_S)
+        one.moves.num_refusals += 1
         asyncio.get_running_loop().call_later(wait_s, self.enqueue, one)
 
     def _condemn(self, one: InFlight) -> None:

@@ -58,6 +58,10 @@ class FleetClient(EngineCoreClient):
         failover: What becomes of a request that has to move, or cannot.
     """
 
+    # vLLM looks at these of its own clients.
+    engine_ranks_managed = (0,)
+    resources = SimpleNamespace(engine_dead=False)
+
     def __init__(
         self,
         *,
@@ -82,8 +86,6 @@ class FleetClient(EngineCoreClient):
             classes: How classes of requests are treated, by name.
             running_ids: Serve's names of the replicas that run, connected or not.
         """
-        self.engine_ranks_managed = [0]
-        self.resources = SimpleNamespace(engine_dead=False)
         self.on_refused: Callable[[str], None] = lambda _request_id: None
         self._supported_tasks = tuple(supported_tasks)
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
@@ -91,11 +93,11 @@ class FleetClient(EngineCoreClient):
         self._links = TokenLinks(
             front, self._take_step, lambda _: self._queue.open_more(), self._lose_link
         )
-        self._replies = ReplyLength()
-        self.routing = Routing(self._links, running_ids, self._replies)
+        replies = ReplyLength()
+        self.routing = Routing(self._links, running_ids, replies)
         self.credit = Credit(self.routing)
         self.admission = Admission(
-            self._links, self.credit, self.routing, classes, max_requests, self._replies
+            self._links, self.credit, self.routing, classes, max_requests, replies
         )
         self._leases = LeaseHolder(front, kin, open_stream, self._links)
         self._spares = SpareLeases(
@@ -225,7 +227,7 @@ class FleetClient(EngineCoreClient):
         """Note which replica has a request by a lease, None for none."""
         self.routing.note_settled(one, link)
         if link is not None and lease.is_of(one) and one in self._requests:
-            one.num_refusals = 0
+            one.moves.num_refusals = 0
             one.place(link)
         # Whoever calls may be in the midst of the queue.
         asyncio.get_running_loop().call_soon(self._queue.settle)
@@ -262,7 +264,7 @@ class FleetClient(EngineCoreClient):
             if output.finish_reason is not None:
                 ended.append(one)
                 log_end(one, str(output.finish_reason), output.spec_decode_metrics)
-                self._replies.note(one.turn.flow, len(one.emitted))
+                self.admission.note_whole(one)
                 self.failover.forget(one.request_id)
                 one.place(None)
             outputs.append(output)

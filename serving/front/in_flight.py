@@ -26,8 +26,6 @@ MAX_SHARED_DEATHS: Final = 2
 
 _SEED_BITS: Final = 63
 
-_NO_TURN: Final = Turn("", 0.0)
-
 _CHOICE: Final = re.compile(r"\d+_(.+)", re.DOTALL)
 """As vLLM's `ParentRequest` names each answer of a request for several."""
 
@@ -82,6 +80,42 @@ class Lease:
             self.call.cancel()
 
 
+@dataclasses.dataclass(slots=True)
+class Standing:
+    """What the front's admission made of a request.
+
+    Attributes:
+        turn: What it takes of the replicas, and from whose share.
+        caller: Whose it is; None where keys are off.
+        due_s: When its last token is wanted, monotonic.
+        hurries: Whether its flow has less than its share of the seats.
+        has_seat: Whether it counts among the seats that its flow holds.
+    """
+
+    turn: Turn = Turn("", 0.0)  # noqa: RUF009 - immutable
+    caller: Caller | None = None
+    due_s: float = math.inf
+    hurries: bool = False
+    has_seat: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Moves:
+    """How often a request had to look for another replica.
+
+    Attributes:
+        attempt: Number of leases given up before this one.
+        num_deaths: Engines that died while they had it.
+        num_refusals: Replicas in a row that did not take it.
+        num_replays: Times that it has moved.
+    """
+
+    attempt: int = 0
+    num_deaths: int = 0
+    num_refusals: int = 0
+    num_replays: int = 0
+
+
 @dataclasses.dataclass(eq=False)
 class InFlight:
     """A request from when the front took it until its last token.
@@ -89,43 +123,29 @@ class InFlight:
     Attributes:
         request: vLLM's `EngineCoreRequest`, as the front made it.
         emitted: Token ids that came out so far.
-        attempt: Number of leases given up before this one.
-        num_deaths: Engines that died while they had it.
-        num_refusals: Replicas in a row that did not take it.
-        num_replays: Times that it has moved.
+        standing: What admission made of it.
+        moves: How often it had to look for another replica.
         was_alone: Whether the present lease has its engine for itself.
-        hurries: Whether its flow has less than its share of the seats.
-        has_seat: Whether it counts among the seats that its flow holds.
         has_prompt_logprobs: Whether those have come.
         link: Where its tokens come from, once placed.
         lease: Its place in a replica, or what looks for one.
         taken_s: When the front took it, monotonic.
         first_s: When its first token came, likewise; None before.
         since_s: When it began to wait for a replica, monotonic.
-        due_s: When its last token is wanted, monotonic.
-        turn: What it takes of the replicas, and from whose share.
-        caller: Whose it is; None where keys are off.
         context: In which its leases are opened.
     """
 
     request: Any
     emitted: list[int] = dataclasses.field(default_factory=list)
-    attempt: int = 0
-    num_deaths: int = 0
-    num_refusals: int = 0
-    num_replays: int = 0
+    standing: Standing = dataclasses.field(default_factory=Standing)
+    moves: Moves = dataclasses.field(default_factory=Moves)
     was_alone: bool = False
-    hurries: bool = False
-    has_seat: bool = False
     has_prompt_logprobs: bool = False
     link: TokenLink | None = None
     lease: Lease | None = None
     taken_s: float = 0.0
     first_s: float | None = None
     since_s: float = 0.0
-    due_s: float = math.inf
-    turn: Turn = _NO_TURN
-    caller: Caller | None = None
     context: contextvars.Context = dataclasses.field(
         default_factory=contextvars.Context
     )
@@ -147,7 +167,8 @@ class InFlight:
 
         So whatever still comes from an attempt that was given up names no request.
         """
-        return f"{self.request_id}~{self.attempt}" if self.attempt else self.request_id
+        attempt = self.moves.attempt
+        return f"{self.request_id}~{attempt}" if attempt else self.request_id
 
     @property
     def num_tokens(self) -> int:
@@ -157,15 +178,15 @@ class InFlight:
     @property
     def must_run_alone(self) -> bool:
         """Whether its neighbours would be at risk."""
-        return self.num_deaths >= MAX_SHARED_DEATHS
+        return self.moves.num_deaths >= MAX_SHARED_DEATHS
 
     def place(self, link: TokenLink | None) -> None:
         """Note which replica has it, None for none."""
         if self.link is not link:
             if self.link is not None:
-                self.link.num_held -= 1
+                self.link.load.num_held -= 1
             if link is not None:
-                link.num_held += 1
+                link.load.num_held += 1
             self.link = link
 
     def take(self, output: Any, now_s: float, shift_s: float) -> None:
@@ -193,7 +214,7 @@ class InFlight:
 
     def request_now(self) -> Any:
         """Return the request as the next engine is to get it."""
-        if not self.attempt:
+        if not self.moves.attempt:
             return self.request
         request = copy.copy(self.request)
         request.request_id = self.engine_id

@@ -15,7 +15,8 @@ from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import MsgpackEncoder
 from serving.front.failures import DIED
 from serving.front.in_flight import Lease
-from serving.replica.leases import ACCEPTED, OFFER, LeaseLostError
+from serving.replica.leases import ACCEPTED, OFFER
+from serving.replica.seats import LeaseLostError
 from serving.replica.token_channel import LinkOffer
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ def log_end(one: InFlight, end: str, drafts: Any = None) -> None:
         drafts: vLLM's figures of its last engine; None where there are none.
     """
     now_s = time.monotonic()
+    flow, caller = one.standing.turn.flow, one.standing.caller
     told: dict[str, Any] = {
         "end": end,
         "prompt_tokens": len(one.request.prompt_token_ids or ()),
@@ -38,9 +39,9 @@ def log_end(one: InFlight, end: str, drafts: Any = None) -> None:
         "first_token_s": None if one.first_s is None else _since(one, one.first_s),
         "total_s": _since(one, now_s),
         "replica": None if one.link is None else one.link.offer.replica,
-        "replays": one.num_replays,
-        "class": one.turn.flow.partition(OF_KEY)[0],
-        "key": None if one.caller is None else one.caller.name,
+        "replays": one.moves.num_replays,
+        "class": flow.partition(OF_KEY)[0],
+        "key": None if caller is None else caller.name,
     }
     if drafts is not None:
         accepted = sum(count * times for count, times in enumerate(drafts.histogram))

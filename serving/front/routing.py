@@ -115,7 +115,7 @@ class Routing:
             ),
             self._draw,
             num_prompt_tokens=num_tokens,
-            num_reply_tokens=self._replies.expect(one.turn.flow),
+            num_reply_tokens=self._replies.expect(one.standing.turn.flow),
             holder=None if holder is None else links.index(holder),
         )
         link, reason = (
@@ -124,7 +124,7 @@ class Routing:
         self.on_choice(reason)
         if link is None:
             return ""
-        link.num_coming += 1
+        link.load.num_coming += 1
         self._coming[one] = link
         self._expect(one, link, token_ids)
         return link.offer.serve_id
@@ -157,7 +157,7 @@ class Routing:
         """Note where a lease went in the end, None for nowhere."""
         wanted = self._coming.pop(one, None)
         if wanted is not None:
-            wanted.num_coming -= 1
+            wanted.load.num_coming -= 1
         # Its first token, even its last, may have come before the word of its place.
         if link is not wanted and one in self._unbegun:
             self.note_begun(one)
@@ -169,10 +169,10 @@ class Routing:
         expected = self._unbegun.pop(one, None)
         if expected is not None:
             link, num_tokens = expected
-            link.num_prompt_tokens -= num_tokens
+            link.load.num_prompt_tokens -= num_tokens
 
     def _expect(self, one: InFlight, link: TokenLink, token_ids: Sequence[int]) -> None:
-        link.num_prompt_tokens += one.num_tokens
+        link.load.num_prompt_tokens += one.num_tokens
         self._unbegun[one] = link, one.num_tokens
         self._prefixes.note(token_ids, link.offer.replica)
 
@@ -187,9 +187,10 @@ class Routing:
             return None, "none"
         heard = [link for link in links if not self._is_stale(link)]
         reason = "stale" if len(heard) < len(links) else "full"
+        loads = [link.load for link in heard or links]
         counts = [
-            link.num_requests if heard else link.num_held + link.num_coming
-            for link in heard or links
+            load.num_requests if heard else load.num_held + load.num_coming
+            for load in loads
         ]
         draws = [self._draw() for _ in range(NUM_SAMPLED)]
         place = fewer_of_two(np.array(counts), len(counts), np.array(draws))
@@ -199,9 +200,9 @@ class Routing:
         self, link: TokenLink, num_tokens: int, num_cached: int
     ) -> Candidate | None:
         """Describe what a request would meet, None where it finds no room."""
-        state = link.state
-        has_room = link.num_requests == 0 or num_tokens <= state.num_free_kv_tokens
-        has_seat = link.num_free_seats > link.num_coming
+        state, load = link.state, link.load
+        has_room = load.num_requests == 0 or num_tokens <= state.num_free_kv_tokens
+        has_seat = load.num_free_seats > load.num_coming
         if not (has_room and has_seat) or self.is_leaving(link):
             return None
         if self._is_stale(link) or self._is_busy(link):
@@ -223,8 +224,8 @@ class Routing:
             request_ms=request_ms,
             prompt_token_ms=state.prompt_token_ms,
             tokens_per_step=state.tokens_per_step,
-            num_requests=link.num_requests,
-            num_prompt_tokens=link.num_prompt_tokens,
+            num_requests=link.load.num_requests,
+            num_prompt_tokens=link.load.num_prompt_tokens,
         )
 
     def is_leaving(self, link: TokenLink) -> bool:

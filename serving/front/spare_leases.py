@@ -45,8 +45,8 @@ class SpareLeases:
     def end(self, link: TokenLink, ended: Sequence[InFlight]) -> None:
         """Tell a replica that requests have ended, and keep what leases may be kept."""
         spares = self._kept.setdefault(link, [])
-        part = math.ceil(link.num_to_lease / link.state.num_fronts)
-        room = part - link.num_held - len(spares)
+        part = math.ceil(link.load.num_to_lease / link.state.num_fronts)
+        room = part - link.load.num_held - len(spares)
         if self._is_leaving(link):
             room = 0
         kept, over = [], []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from policies.decisions.places import count_kept
 from serving.front.failures import DIED
+from serving.front.link_load import LinkLoad
 from serving.front.token_socket import TokenSocket
 from serving.replica.token_channel import (
     ABORT,
@@ -39,9 +39,7 @@ MAX_SILENT_LOOKS: Final = 10
 """A replica speaks four times a second; one that is silent for so long is gone, or its
 host does nothing any more."""
 
-SPARE_SHARE: Final = 8
-"""One in so many requests more than an engine has seats for may be leased, so that one
-is there when a seat becomes free: a lease takes about as long as a step."""
+_decode_state: Final = msgspec.msgpack.Decoder(ReplicaState).decode
 
 
 class TokenLink:
@@ -54,9 +52,7 @@ class TokenLink:
     Attributes:
         offer: Where it leads to.
         state: What the replica said last.
-        num_held: Requests of this front that the replica has.
-        num_coming: Requests of this front that are on their way to it.
-        num_prompt_tokens: Of this front's requests, which it has still to compute.
+        load: What it has to do, by that and by what this front has done since.
         heard_s: When it last said something, monotonic.
         clean_s: Leases opened later cannot have begun over an earlier link, monotonic.
     """
@@ -85,15 +81,13 @@ class TokenLink:
         """
         self.offer = offer
         self.state = ReplicaState()
-        self.num_held = self.num_coming = self.num_prompt_tokens = 0
+        self.load = LinkLoad(offer.num_seats)
         self.heard_s = time.monotonic()
         self.clean_s = -math.inf if is_first else math.inf
         self._on_frames = on_frames
         self._on_state = on_state
         self._on_lost = on_lost
-        self._decode_state = msgspec.msgpack.Decoder(ReplicaState).decode
-        self._expected = 0
-        self._num_others = self._num_held_then = self._told_waiting = 0
+        self._expected = self._told_waiting = 0
         self._socket = TokenSocket(context, front, offer, self._take, self.close)
         self._watching = asyncio.create_task(self._watch_silence())
         self._socket.send(HELLO, b"")
@@ -102,31 +96,6 @@ class TokenLink:
     def is_lost(self) -> bool:
         """Whether it has been lost."""
         return not self._socket.is_open
-
-    @property
-    def num_requests(self) -> int:
-        """Requests that the replica has, or will have in a moment."""
-        return self._num_others + self.num_held + self.num_coming
-
-    @property
-    def num_kept_seats(self) -> int:
-        """This front's part of those left to whoever has few, and no spare ones."""
-        num_seats = self.offer.num_seats
-        kept = math.ceil(num_seats / SPARE_SHARE) + count_kept(num_seats)
-        return math.ceil(kept / self.state.num_fronts)
-
-    @property
-    def num_to_lease(self) -> int:
-        """Requests that all fronts together may have there."""
-        num_seats = self.offer.num_seats
-        return num_seats + math.ceil(num_seats / SPARE_SHARE)
-
-    @property
-    def num_free_seats(self) -> int:
-        """Requests that this front may add, if every front takes its part."""
-        free = self.num_to_lease - self._num_others - self._num_held_then
-        share = math.ceil(free / self.state.num_fronts)
-        return max(0, share - (self.num_held - self._num_held_then))
 
     def end(self, request_ids: Iterable[str]) -> None:
         """Tell the replica that requests have ended, which ends their leases."""
@@ -172,14 +141,10 @@ class TokenLink:
         self.heard_s = time.monotonic()
         # The replica has heard hello, and acts on it before it hears of a later lease.
         self.clean_s = min(self.clean_s, self.heard_s)
-        self.state = self._decode_state(state.buffer)
+        self.state = _decode_state(state.buffer)
         if frames:
             self._on_frames(self, frames)
-        num_requests = self.state.num_running + self.state.num_waiting
-        # Of what this message did not end. Until the next one, what this front adds or
-        # ends is counted by itself.
-        self._num_held_then = self.num_held
-        self._num_others = max(0, num_requests - self.num_held)
+        self.load.take(self.state)
         self._on_state(self)
         if not self.state.is_alive:
             self.close(DIED)

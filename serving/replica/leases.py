@@ -10,13 +10,13 @@ costs several steps of a fast engine.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from serving.engine.compat import EngineCoreRequest, MsgpackDecoder
+from serving.replica.seats import Lease, LeaseLostError, Seat, Seats
 from serving.replica.token_channel import (
     ABORT,
     ENDED,
@@ -53,73 +53,6 @@ _decode_ids: Final = msgspec.msgpack.Decoder(list[str]).decode
 _decode_next: Final = msgspec.msgpack.Decoder(tuple[str, list[bytes]]).decode
 
 
-class LeaseLostError(Exception):
-    """A lease ended before its request did."""
-
-
-@dataclasses.dataclass(eq=False)
-class _Lease:
-    """One call.
-
-    Attributes:
-        request_id: Of the request that it has, or had last.
-        ended: Resolved when the call is to end, with its last word if it has one.
-    """
-
-    request_id: str
-    ended: asyncio.Future[str] = dataclasses.field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    def end(self, word: str = "") -> None:
-        """End the call, if nothing has yet."""
-        if not self.ended.done():
-            self.ended.set_result(word)
-
-    def fail(self, error: Exception) -> None:
-        """End the call by an error, if nothing has ended it yet."""
-        if not self.ended.done():
-            self.ended.set_exception(error)
-
-
-@dataclasses.dataclass(eq=False)
-class _Seat:
-    """A front's place at this replica.
-
-    Attributes:
-        slot: Of the engine.
-        linked: Whether its token channel stands.
-        leases: Those of requests in the engine, by their ids.
-        spares: Those kept for a next request, by the ids of the last ones.
-        num_waiting: What waits at the front for a replica, this one's share.
-        num_invited: Leases that wait for its token channel.
-    """
-
-    slot: int
-    linked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    leases: dict[str, _Lease] = dataclasses.field(default_factory=dict)
-    spares: dict[str, _Lease] = dataclasses.field(default_factory=dict)
-    num_waiting: int = 0
-    num_invited: int = 0
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing can come in it."""
-        holds = self.leases or self.spares or self.num_invited
-        return not (self.linked.is_set() or holds)
-
-    def find(self, request_id: str) -> _Lease | None:
-        """Return the lease that has this request, or had it last."""
-        return self.leases.get(request_id) or self.spares.get(request_id)
-
-    def lose_all(self) -> list[str]:
-        """End all leases; return the ids of requests that are in the engine still."""
-        lost = [name for name, one in self.leases.items() if not one.ended.done()]
-        for lease in [*self.leases.values(), *self.spares.values()]:
-            lease.fail(LeaseLostError("connection lost"))
-        return lost
-
-
 class Leases:
     """Admits requests to one engine and knows when each has ended.
 
@@ -146,14 +79,12 @@ class Leases:
             flush: Returns once the engine has dealt with all that it was told before.
             may_take: Whether it may have a request of a front's.
         """
-        self._relay = relay
         self._offer = msgspec.msgpack.encode(relay.offer)
-        self._free_slots = list(range(num_slots - 1, 0, -1))
+        self._seats = Seats(relay, num_slots)
         self._add, self._abort, self._flush = add, abort, flush
         self._may_take = may_take
         self._decoder = MsgpackDecoder(EngineCoreRequest)
         self.on_begun: Callable[[], None] = lambda: None
-        self._seats: dict[bytes, _Seat] = {}
         self._lone: str | None = None
         self._emptied = asyncio.Event()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -161,12 +92,12 @@ class Leases:
     @property
     def num_running(self) -> int:
         """Requests in the engine."""
-        return sum(len(seat.leases) for seat in self._seats.values())
+        return sum(len(seat.leases) for seat in self._seats)
 
     @property
     def num_wanted(self) -> int:
         """Requests in the engine, and those that fronts would have in it."""
-        return self.num_running + sum(seat.num_waiting for seat in self._seats.values())
+        return self.num_running + sum(seat.num_waiting for seat in self._seats)
 
     async def hold(
         self, front: bytes, kin: Kin, frames: Sequence[bytes], *, alone: bool
@@ -194,7 +125,7 @@ class Leases:
         if self._lone is not None:
             yield BUSY, self._offer
             return
-        seat = self._take_seat(front)
+        seat = self._seats.take(front)
         if not seat.linked.is_set():
             seat.num_invited += 1
             try:
@@ -217,7 +148,7 @@ class Leases:
                 await self._wait_until_empty()
                 # It will be blamed if the engine dies: so not for one that has died.
                 await self._flush()
-            if self._seats.get(front) is not seat or not seat.linked.is_set():
+            if self._seats.find(front) is not seat or not seat.linked.is_set():
                 # Its slot may be another's by now, and what the front says of it would
                 # find it no more: it would never end.
                 raise LeaseLostError("connection lost")
@@ -228,9 +159,9 @@ class Leases:
                 self._lone = None
 
     async def _run(
-        self, seat: _Seat, request: Any
+        self, seat: Seat, request: Any
     ) -> AsyncGenerator[tuple[str, bytes], None]:
-        lease = _Lease(request.request_id)
+        lease = Lease(request.request_id)
         seat.leases[lease.request_id] = lease
         try:
             await self._begin(request)
@@ -267,10 +198,10 @@ class Leases:
                 that was kept, and its next request's frames, for `NEXT`; a number for
                 `WAITING`.
         """
-        seat = self._seats.get(front)
-        if seat is None and kind == HELLO and self._free_slots:
+        seat = self._seats.find(front)
+        if seat is None and kind == HELLO and self._seats.has_free:
             # It took its time, and the lease that invited it has given up.
-            seat = self._take_seat(front)
+            seat = self._seats.take(front)
         if seat is None:
             return
         if kind == HELLO:
@@ -300,7 +231,7 @@ class Leases:
                 elif lease := seat.find(request_id):
                     lease.end()
 
-    def _keep(self, seat: _Seat, request_id: str) -> None:
+    def _keep(self, seat: Seat, request_id: str) -> None:
         """Let a lease whose request has ended wait for the next one."""
         lease = seat.leases.get(request_id)
         if lease is None or lease.ended.done():
@@ -311,7 +242,7 @@ class Leases:
             seat.spares[request_id] = seat.leases.pop(request_id)
             self._note_ended()
 
-    def _go_on(self, seat: _Seat, lease: _Lease, frames: Sequence[bytes]) -> None:
+    def _go_on(self, seat: Seat, lease: Lease, frames: Sequence[bytes]) -> None:
         """Run the next request of a lease that was kept."""
         if self._lone is not None:
             lease.end(BUSY)
@@ -326,22 +257,13 @@ class Leases:
         seat.leases[lease.request_id] = lease
         self._start(self._begin_next(lease, request))
 
-    async def _begin_next(self, lease: _Lease, request: Any) -> None:
+    async def _begin_next(self, lease: Lease, request: Any) -> None:
         try:
             await self._begin(request)
         except Exception as error:
             lease.fail(error)
 
-    def _take_seat(self, front: bytes) -> _Seat:
-        seat = self._seats.get(front)
-        if seat is None:
-            if not self._free_slots:
-                raise LeaseLostError("more fronts than http.fronts.max allows for")
-            seat = self._seats[front] = _Seat(self._free_slots.pop())
-            self._relay.give_slot(seat.slot, front)
-        return seat
-
-    def _lose_all(self, seat: _Seat) -> None:
+    def _lose_all(self, seat: Seat) -> None:
         if lost := seat.lose_all():
             self._start(self._abort(lost))
 
@@ -351,11 +273,7 @@ class Leases:
     async def _leave(self, front: bytes) -> None:
         """Free the slot of a front that is gone, once nothing can come in it."""
         await self._flush()
-        seat = self._seats.get(front)
-        if seat is not None and seat.is_empty:
-            del self._seats[front]
-            self._relay.take_slot(seat.slot)
-            self._free_slots.append(seat.slot)
+        self._seats.free(front)
 
     async def _wait_until_empty(self) -> None:
         while self.num_running:

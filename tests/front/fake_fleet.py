@@ -22,7 +22,7 @@ from serving.engine.compat import (
 )
 from serving.engine.shared.replay import emitted_token_ids_of
 from serving.front.fleet_client import FleetClient
-from serving.front.in_flight import MAX_SHARED_DEATHS, InFlight
+from serving.front.in_flight import MAX_SHARED_DEATHS, InFlight, Moves
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.kinship import Kin, may_take
 from serving.replica.leases import Leases
@@ -319,7 +319,7 @@ class Scene:
     def send_suspect(self) -> Any:
         """Send a request that may have killed engines, and has the next one alone."""
         request = make_request("suspect", (3, 7))
-        one = InFlight(request, num_deaths=MAX_SHARED_DEATHS)
+        one = InFlight(request, moves=Moves(num_deaths=MAX_SHARED_DEATHS))
         self.client.admission.admit(one, self.client._queue)
         self.client._requests.add(one)
         self.client.failover.enqueue(one)

@@ -40,7 +40,7 @@ async def measure() -> dict[str, Any]:
     client = FleetClient(
         front=b"f", kin=Kin("x", 1), supported_tasks=("generate",), open_stream=print
     )
-    link: Any = SimpleNamespace(num_held=0)
+    link: Any = SimpleNamespace(load=SimpleNamespace(num_held=0))
     found: dict[str, list[float]] = {"on": [], "off": []}
     for number in range(2 * NUM_ROUNDS):
         way = ("on", "off")[(number + number // 2) % 2]

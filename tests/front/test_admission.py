@@ -8,7 +8,7 @@ import pytest
 
 from serving.engine.compat import GracefulHTTPError
 from serving.front import admission, refusal
-from serving.front.in_flight import InFlight
+from serving.front.in_flight import InFlight, Standing
 from serving.front.request_class import ClassShare
 from tests.front.fake_fleet import Scene, make_request, until
 
@@ -160,7 +160,7 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy):
 async def test_a_request_for_two_answers_has_begun_with_the_first_of_them(busy):
     """A client that reads one of them is not cut off because the other waits."""
     streams, waits, another = (
-        InFlight(make_request(name), due_s=0.0)
+        InFlight(make_request(name), standing=Standing(due_s=0.0))
         for name in ("0_both", "1_both", "1_others")
     )
     streams.emitted.append(1)
@@ -170,7 +170,7 @@ async def test_a_request_for_two_answers_has_begun_with_the_first_of_them(busy):
     assert expire([streams, waits, another]) == [another]
     assert busy.refusals == {"expired": 1}
     # The first may be whole before the other begins, and between two looks.
-    busy.client.admission._places.take(streams.turn.flow)
+    busy.client.admission._places.take(streams.standing.turn.flow)
     busy.client.admission.note_gone(streams, [waits, another])
     assert expire([waits, another]) == [another]
 

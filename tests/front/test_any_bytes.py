@@ -21,6 +21,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
 from serving.front.app import Front, build_api
 from serving.front.errors import describe, error_body, reword_streamed_errors
+from serving.front.live_limits import LiveLimits
 from serving.front.request_body import (
     ChatBody,
     CompletionBody,
@@ -79,7 +80,7 @@ class Bodies:
 
 def make_check(kind: Any, *, generates: bool) -> Any:
     front = object.__new__(Front)
-    front._classes, front._policy_name = {}, "tetris"
+    front._limits, front._policy_name = LiveLimits({}, 1, 1, 0), "tetris"
 
     async def check(body: Any) -> dict[str, Any]:
         if generates:

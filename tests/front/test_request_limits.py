@@ -11,6 +11,7 @@ from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front import errors
 from serving.front.app import Front
 from serving.front.errors import ApiError, BodyLimitMiddleware
+from serving.front.live_limits import LiveLimits
 from serving.front.request_body import ChatBody, CompletionBody, DetokenizeBody
 from serving.front.request_limits import MAX_DEPTH, check_limits
 
@@ -127,7 +128,7 @@ def test_what_servers_say_to_each_other_is_stripped(kind, rest):
     assert body.kv_transfer_params is None
     assert body.request_id != "mine"
     front = object.__new__(Front)
-    front._classes, front._policy_name = {}, "none"
+    front._limits, front._policy_name = LiveLimits({}, 1, 1, 0), "none"
     front._prepare(body)
     assert body.vllm_xargs == {"own": 1}
 

@@ -7,7 +7,7 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from serving.front import request_log
 from serving.front.caller import Caller
-from serving.front.in_flight import InFlight
+from serving.front.in_flight import InFlight, Standing
 from tests.front.fake_fleet import make_request, until
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +43,8 @@ async def test_who_moves_or_leaves_has_one_line_with_all_its_tokens(scene, serve
 
 def test_acceptance_and_the_keys_name_are_told_and_no_text(serve_log):
     caller = Caller("ann", None, lambda _: None, lambda _: None)
-    one = InFlight(make_request("r", (1, 2)), emitted=[5, 6], caller=caller)
+    standing = Standing(caller=caller)
+    one = InFlight(make_request("r", (1, 2)), emitted=[5, 6], standing=standing)
     drafts = RequestSpecDecodeMetrics(3, histogram=[4, 3, 2, 1], num_draft_tokens=30)
     request_log.log_end(one, "stop", drafts)
     (line,) = told(serve_log)

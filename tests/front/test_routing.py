@@ -47,7 +47,9 @@ class Routed:
         await until(lambda: names <= self.scene.reasons.keys())
         links = self.scene.client.routing._links.all
         await until(
-            lambda: all(link.state.base_ms and not link.num_requests for link in links)
+            lambda: all(
+                link.state.base_ms and not link.load.num_requests for link in links
+            )
         )
         for replica in self.replicas.values():
             replica.taken.clear()
@@ -133,7 +135,7 @@ async def test_a_request_that_ends_before_it_was_said_to_be_there_leaves_nothing
     one = InFlight(make_request("short"))
     scene.client.routing.note_begun(one)
     scene.client.routing.note_settled(one, link)
-    assert link.num_prompt_tokens == link.num_coming == 0
+    assert link.load.num_prompt_tokens == link.load.num_coming == 0
 
 
 async def test_a_replica_that_drains_gets_nothing_more_and_a_new_one_is_looked_for(
@@ -249,7 +251,7 @@ async def test_a_replica_that_one_request_has_for_itself_draws_no_others(scene):
     # So that it is not the one with fewer.
     other.num_others = 4
     link = scene.client.routing._links.find(other.relay.offer.replica)
-    await until(lambda: link.num_requests == other.num_others)
+    await until(lambda: link.load.num_requests == other.num_others)
     requests = [make_request(f"after {n}") for n in range(4)]
     for request in requests:
         await scene.client.add_request_async(request)

@@ -17,7 +17,7 @@ FRONT = b"a front"
 
 
 def seat_of(replica: FakeReplica, front: bytes = FRONT):
-    return replica.leases._seats[front]
+    return replica.leases._seats.find(front)
 
 
 async def keep(scene, replica, count: int = 1, name: str = "first ") -> None:
@@ -206,7 +206,7 @@ async def test_spares_and_streams_go_with_their_front_and_its_slot_is_free(scene
         await until(lambda name=name: len(seat_of(replica, name).spares) == 2)
         await scene.begin(1, name=f"{n} runs ", max_tokens=10_000)
     scene.client.shutdown()
-    await until(lambda: not (replica.leases._seats or replica.running))
+    await until(lambda: not (list(replica.leases._seats) or replica.running))
 
 
 async def test_a_fuzz_of_short_requests_loses_none(scene):

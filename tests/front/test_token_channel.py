@@ -80,13 +80,13 @@ async def ends(tmp_path: Path) -> AsyncIterator[Ends]:
 async def test_seats_are_counted_after_what_a_message_has_ended(ends):
     """Else the requests of others pass for those that have just ended here."""
     link = ends.link
-    link.num_held = 3
-    link._on_frames = lambda *_: setattr(link, "num_held", 0)
+    link.load.num_held = 3
+    link._on_frames = lambda *_: setattr(link.load, "num_held", 0)
     ends.relay.set_state(ReplicaState(num_running=4))
     ends.engine.send_multipart([b"a step"])
-    await until(lambda: not link.num_held)
+    await until(lambda: not link.load.num_held)
     # Four seats and one to spare; all that runs is of other fronts.
-    assert link.num_free_seats == 1
+    assert link.load.num_free_seats == 1
 
 
 @pytest.mark.faults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import pytest
@@ -14,31 +14,24 @@ from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import Targets, make_fleet, measure, run_fleet
 from loadtest.simulate.load import Load, draw_requests
 from loadtest.simulate.routers import choose_ours, find_costs, find_holder, note_holder
-from policies.decisions.fairness import Turn
 from policies.decisions.routing import NUM_DRAWS, NUM_SAMPLED, fewer_of_two
 from policies.estimators.reply_length import ReplyLength
 from serving.front.in_flight import InFlight
+from serving.front.link_load import LinkLoad
 from serving.front.routing import Routing
-from serving.front.token_link import TokenLink
 from serving.replica.token_channel import ReplicaState
 
-
-class Link(SimpleNamespace):
-    """A token link without its socket."""
-
-    num_requests = TokenLink.num_requests
-    num_to_lease = TokenLink.num_to_lease
-    num_free_seats = TokenLink.num_free_seats
+NUM_SEATS = 32
 
 
-class Links(list[Link]):
-    """All that a front is connected to."""
+class Links(list[SimpleNamespace]):
+    """Token links without their sockets: all that a front is connected to."""
 
     @property
-    def all(self) -> list[Link]:
+    def all(self) -> Self:
         return self
 
-    def find(self, replica: str) -> Link:
+    def find(self, replica: str) -> SimpleNamespace:
         return self[int(replica)]
 
 
@@ -46,7 +39,7 @@ class Links(list[Link]):
 def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
     """Random states; requests in flight count as they come, up to the last seat."""
     rng = np.random.default_rng(num_replicas)
-    engine = load_engine("h100-qwen3-1.7b", 3, 32)
+    engine = load_engine("h100-qwen3-1.7b", 3, NUM_SEATS)
     nobody = Drawn(np.zeros(0), *np.zeros((3, 0), np.int64), chain=np.arange(5 * 20))
     for _ in range(40):
         fleet = make_fleet(engine, nobody, num_replicas, 0)
@@ -69,19 +62,18 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
                 prompt_token_ms=terms[2],
                 tokens_per_step=float(known.tokens_per_step[replica]),
             )
-            held = int(rng.integers(0, running + 1))
+            load = LinkLoad(NUM_SEATS)
+            load.num_held = int(rng.integers(0, running + 1))
+            load.num_prompt_tokens = int(known.num_prompt_tokens[replica])
+            load.take(state)
             links.append(
-                Link(
+                SimpleNamespace(
                     offer=SimpleNamespace(
-                        serve_id=str(replica), replica=str(replica), num_seats=32
+                        serve_id=str(replica), replica=str(replica), num_seats=NUM_SEATS
                     ),
                     state=state,
-                    num_held=held,
-                    num_coming=0,
-                    num_prompt_tokens=int(known.num_prompt_tokens[replica]),
+                    load=load,
                     heard_s=0.0,
-                    _num_others=running - held,
-                    _num_held_then=held,
                 )
             )
         numbers: Iterator[float] = iter(())
@@ -103,7 +95,6 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
             one = InFlight(
                 SimpleNamespace(prompt_token_ids=[int(session)] * num_tokens),
                 emitted=[0] * int(rng.integers(0, 2000)),
-                turn=Turn("", 0.0),
             )
             held = find_holder(prefixes, chain, num_tokens)
             chosen = choose_ours(fleet, one.num_tokens, *held)
