@@ -12,6 +12,7 @@ from tests.conftest import run
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "loadtest" / "results" / "engine-cpu"
 FRONT_RESULTS = ROOT / "loadtest" / "results" / "front-cpu"
+HTTP_RESULTS = ROOT / "loadtest" / "results" / "http-cpu"
 METRICS = ("output_tokens_per_s", "ttft_p50_ms", "cpu_ms_per_token")
 
 PAGES = run("git", "ls-files", "*README.md").stdout.splitlines()
@@ -31,10 +32,18 @@ def write_table(lines):
     return "\n".join(table)
 
 
-def render_sweep():
-    """Render the load test's table: the best of a load in bold."""
-    results = json.loads((RESULTS / "small" / "results.json").read_text())
-    rates = read_rates(results)
+def render_sweeps():
+    """Render the load test's tables: the best of a load in bold."""
+    engines = json.loads((RESULTS / "small" / "results.json").read_text())
+    served = json.loads((HTTP_RESULTS / "smollm2" / "results.json").read_text())
+    rates = {
+        (row["arm"], int(row["level"])): round(row["output_tokens_per_s"]["median"])
+        for row in served["rows"]
+    }
+    return [render_rates(read_rates(engines)), render_rates(rates)]
+
+
+def render_rates(rates):
     loads = sorted({load for _, load in rates})
     best = [max(rates[one] for one in rates if one[1] == load) for load in loads]
     lines = [["in flight", *loads]]
@@ -62,7 +71,7 @@ def render_first_page():
     found = [one for one in results["ratios"] if one["against"] == "none"]
     gain = "{ratio:.2f} ({low:.2f} to {high:.2f})"
     gains = {one["concurrency"]: gain.format(**one) for one in found}
-    return write_table(
+    table = write_table(
         [
             ["requests in flight", *loads],
             ["no speculation", *of("none")],
@@ -73,6 +82,7 @@ def render_first_page():
             ["`goodput` over no speculation", *(gains[load] for load in loads)],
         ]
     )
+    return [table]
 
 
 def render_http_path():
@@ -105,7 +115,7 @@ def render_http_path():
                     lines.append(
                         [f"{model}, `{policy}`", load.partition(":")[2], *cells]
                     )
-    return f"{write_table(lines)}\n\n{render_processes()}"
+    return [f"{write_table(lines)}\n\n{render_processes()}"]
 
 
 def compare_medians(ours, theirs):
@@ -146,17 +156,17 @@ def render_processes():
     ("page", "render"),
     [
         ("README.md", render_first_page),
-        ("loadtest/README.md", render_sweep),
+        ("loadtest/README.md", render_sweeps),
         ("serving/front/README.md", render_http_path),
     ],
 )
-def test_the_table_is_what_was_measured(page, render):
-    found = re.search(
-        r"<!-- table:begin -->\n(.*)\n<!-- table:end -->",
+def test_tables_are_what_was_measured(page, render):
+    found = re.findall(
+        r"<!-- table:begin -->\n(.*?)\n<!-- table:end -->",
         (ROOT / page).read_text(),
         re.DOTALL,
     )
-    assert found[1] == render()
+    assert found == render()
 
 
 def test_the_first_page_is_one_sitting_and_asks_what_make_serve_serves():

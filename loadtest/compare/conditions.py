@@ -1,7 +1,8 @@
 """Under which conditions an experiment is measured: its options, code and models."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from loadtest.environment import digest_code
+from serving.offline import find_model
 
 from .deployment import find_config
 
@@ -46,19 +48,29 @@ def describe_conditions(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def find_models(config: str, settings: Iterable[str]) -> dict[str, Path]:
-    """Return the folders of the models of a deployment file, by role."""
+def find_models(
+    config: str, settings: Iterable[str], say: Callable[[str], None]
+) -> dict[str, Path]:
+    """Return the folders of the models of a deployment file, by role.
+
+    Of a GGUF file it is that into which a server converts it, which is done now; `say`
+    is told of it. Models that are not on this machine are left out.
+    """
     file = find_config(config)
     settled = yaml.safe_load(file.read_text()) if file.is_file() else {}
     names = dict(settled.get("model", {}))
     for setting in settings:
         name, _, value = setting.partition("=")
         names[name.removeprefix("model.")] = value
-    paths = {
-        role: file.parent / Path(str(names.get(role, "-"))).expanduser()
-        for role in ("target", "draft")
-    }
-    return {role: path for role, path in paths.items() if path.is_dir()}
+    found = {}
+    for role in ("target", "draft"):
+        path = Path(str(names.get(role, "-"))).expanduser()
+        # Paths are the file's own; `package:` is none.
+        for name in (file.parent / path, path):
+            with suppress(ValueError):
+                found[role] = find_model(str(name), say)
+                break
+    return found
 
 
 def _digest(text: str) -> str:

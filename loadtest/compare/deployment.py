@@ -1,6 +1,7 @@
 """Servers under test: started and stopped, or found running."""
 
 import os
+import random
 import re
 import signal
 import socket
@@ -167,7 +168,19 @@ def run_logged(
         process.wait()
 
 
-def find_free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+def find_free_port(first: int = 20_000, step: int = 1) -> int:
+    """Return a port that nobody listens on, nor will by chance.
+
+    It is bound half a minute later, when Ray has opened dozens of its own. So it is
+    neither among those that Linux hands out unasked, from 32768, nor among those of
+    Ray's workers, from 10002 to 19999.
+
+    Args:
+        first: The lowest that it may be.
+        step: Between those that it may be, for others who choose beside.
+    """
+    while True:
+        port = random.SystemRandom().randrange(first, 32_000, step)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.arms import to_file_name
+from loadtest.bench_command import say
 from loadtest.client.records import Records, compress, read_records
 from loadtest.errors import LoadTestError
 from loadtest.experiment import Experiment, Turn
@@ -73,7 +74,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         given = self._logs, options.config, options.set, headers, period_s
         self._launcher = Launcher(*given)
         is_ours = any(arm.policy for arm in options.arms)
-        models = find_models(options.config, options.set) if is_ours else {}
+        models = find_models(options.config, options.set, say) if is_ours else {}
         super().__init__(store, describe_conditions(options), models)
 
     def plan_round(self, number: int) -> Iterator[tuple[list[Arm], list[Cell]]]:

@@ -48,9 +48,14 @@ class LinkLoad:
         return self._num_others + self.num_held + self.num_coming
 
     @property
-    def num_to_lease(self) -> int:
+    def _num_to_lease(self) -> int:
         """Requests that all fronts together may have there."""
         return self._num_seats + math.ceil(self._num_seats / SPARE_SHARE)
+
+    @property
+    def num_spare(self) -> int:
+        """Leases more than this front has there that are its part of all of them."""
+        return math.ceil(self._num_to_lease / self._num_fronts) - self.num_held
 
     @property
     def num_kept_seats(self) -> int:
@@ -61,6 +66,6 @@ class LinkLoad:
     @property
     def num_free_seats(self) -> int:
         """Requests that this front may add, if every front takes its part."""
-        free = self.num_to_lease - self._num_others - self._num_held_then
+        free = self._num_to_lease - self._num_others - self._num_held_then
         share = math.ceil(free / self._num_fronts)
         return max(0, share - (self.num_held - self._num_held_then))

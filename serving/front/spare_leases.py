@@ -9,7 +9,6 @@ no more than its part, and none of a replica that drains.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -45,10 +44,7 @@ class SpareLeases:
     def end(self, link: TokenLink, ended: Sequence[InFlight]) -> None:
         """Tell a replica that requests have ended, and keep what leases may be kept."""
         spares = self._kept.setdefault(link, [])
-        part = math.ceil(link.load.num_to_lease / link.state.num_fronts)
-        room = part - link.load.num_held - len(spares)
-        if self._is_leaving(link):
-            room = 0
+        room = 0 if self._is_leaving(link) else link.load.num_spare - len(spares)
         kept, over = [], []
         for one in ended:
             lease = one.lease

@@ -20,7 +20,7 @@ from scipy import stats
 from loadtest.environment import describe_machine, describe_versions
 from serving.engine.compat import EngineCoreOutput, EngineCoreOutputs
 from serving.front.fleet_client import FleetClient
-from serving.front.in_flight import InFlight
+from serving.front.in_flight import InFlight, Lease
 from serving.replica.kinship import Kin
 from tests.front.fake_fleet import make_request
 
@@ -49,6 +49,7 @@ async def measure() -> dict[str, Any]:
             one = InFlight(make_request(name))
             if way == "off":
                 one.emitted = KeepsNothing()
+            Lease(one, "", link=link).hand_to(one)
             client._requests.add(one)
         steps = [
             EngineCoreOutputs(outputs=[EngineCoreOutput(n, [7]) for n in names])
@@ -60,9 +61,13 @@ async def measure() -> dict[str, Any]:
         spent_ns = time.thread_time_ns() - began_ns
         found[way].append(spent_ns / (NUM_STEPS * NUM_REQS))
         for name in names:
-            client._requests.pop(name)
+            one = client._requests.pop(name)
+            assert one is not None
+            assert len(one.emitted) == (NUM_STEPS if way == "on" else 0)
+        assert client._outputs.qsize() == NUM_STEPS
         while not client._outputs.empty():
             client._outputs.get_nowait()
+    client.shutdown()
     added = np.array(found["on"]) - np.array(found["off"])
     half = stats.t.ppf(0.975, added.size - 1) * stats.sem(added)
     return {

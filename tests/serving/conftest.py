@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import re
 import signal
 import socket
@@ -24,6 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from loadtest.compare.deployment import find_free_port
 from serving.settings.key_file import KeyEntry, hash_key, make_key, write_keys
 from tests.serving.span_collector import SpanCollector
 
@@ -67,24 +67,16 @@ def wait_until(
 def find_free_ports(count: int) -> list[int]:
     """Find ports that nobody listens on, and that nobody was given before.
 
-    They are bound a minute later, when Ray has opened dozens of its own. So they are
-    neither among those that Linux hands out unasked, from 32768, nor among those of
-    Ray's workers, from 10002 to 19999. Tests that run beside each other have others.
+    Tests that run beside each other have others.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ports: list[int] = []
     while len(ports) < count:
-        port = random.SystemRandom().randrange(20_000 + worker, 32_000, num_workers)
-        if port in _given_ports:
-            continue
-        with socket.socket() as sock:
-            try:
-                sock.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _given_ports.add(port)
-        ports.append(port)
+        port = find_free_port(20_000 + worker, num_workers)
+        if port not in _given_ports:
+            _given_ports.add(port)
+            ports.append(port)
     return ports
 
 

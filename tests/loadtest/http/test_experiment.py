@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,14 @@ import pytest
 from loadtest.client.records import read_records
 from loadtest.compare.arms import Arm, parse_arm
 from loadtest.compare.cli import PRESETS, main, parse_options
-from loadtest.compare.deployment import RAY_EXPORT_PERIOD_S, Launcher
+from loadtest.compare.conditions import find_models
+from loadtest.compare.deployment import RAY_EXPORT_PERIOD_S, Launcher, find_free_port
 from loadtest.compare.runner import Runner, Store, make_load_options
 from loadtest.compare.stopping import measure_until
 from loadtest.errors import LoadTestError
 from loadtest.load.arrivals import arrival_times, parse_load
 from loadtest.report.rows import COMPARED, make_ratios
+from serving.settings.gguf_files import GgufError
 
 from .stand_in_server import (
     CLOSE,
@@ -150,6 +153,41 @@ def test_workers_together_send_what_one_process_would(server, tmp_path, prompts)
     assert sent == pytest.approx(expected, abs=1e-5)
     names = {sample.process for sample in poisson.client}
     assert names == {"client 0", "client 1", "client 2"}
+
+
+def test_results_tell_of_the_models_that_a_server_serves(tmp_path, monkeypatch):
+    """A target that is a GGUF file inside a package is that into which it is made."""
+
+    def convert(file, _):
+        assert file == "package:a/x.gguf"
+        return tmp_path / "converted"
+
+    def find_gguf(name):
+        if not name.startswith("package:"):
+            raise GgufError(name)
+        return name
+
+    monkeypatch.setattr("serving.offline.convert", convert)
+    monkeypatch.setattr("serving.offline.find_gguf", find_gguf)
+    config = tmp_path / "config.yaml"
+    config.write_text("model: {target: 'package:a/x.gguf', draft: ./draft}")
+    assert find_models(str(config), [], print).keys() == {"target"}
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").touch()
+    assert find_models(str(config), [], print) == {
+        "target": tmp_path / "converted",
+        "draft": tmp_path / "draft",
+    }
+    assert find_models(str(config), ["model.target=a/hub"], print).keys() == {"draft"}
+
+
+def test_a_server_gets_a_port_that_nobody_takes_before_it_listens():
+    """Linux hands out ports from 32768 unasked, and Ray's workers take some below."""
+    last = find_free_port(31_990)
+    with socket.create_server(("127.0.0.1", last)):
+        assert last not in {find_free_port(31_990) for _ in range(200)}
+    ports = [find_free_port() for _ in range(500)]
+    assert 20_000 <= min(ports) <= max(ports) < 32_768
 
 
 def test_a_command_is_started_and_leaves_nothing_behind(tmp_path):
