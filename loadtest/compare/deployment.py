@@ -173,14 +173,14 @@ def find_free_port(first: int = 20_000, step: int = 1) -> int:
 
     It is bound half a minute later, when Ray has opened dozens of its own. So it is
     neither among those that Linux hands out unasked, from 32768, nor among those of
-    Ray's workers, from 10002 to 19999.
+    Ray's workers, from 10002 to 19999, or of Serve's replicas, from 30000 to 31999.
 
     Args:
         first: The lowest that it may be.
         step: Between those that it may be, for others who choose beside.
     """
     while True:
-        port = random.SystemRandom().randrange(first, 32_000, step)
+        port = random.SystemRandom().randrange(first, 30_000, step)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
