@@ -173,7 +173,7 @@ def find_free_port(first: int = 20_000, step: int = 1) -> int:
 
     It is bound half a minute later, when Ray has opened dozens of its own. So it is
     neither among those that Linux hands out unasked, from 32768, nor among those of
-    Ray's workers, from 10002 to 19999, or of Serve's replicas, from 30000 to 31999.
+    Ray's workers, from 10002 to 19999, or of Serve's replicas, from 30000 to 31000.
 
     Args:
         first: The lowest that it may be.
