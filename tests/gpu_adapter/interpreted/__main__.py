@@ -18,7 +18,7 @@ from tests.gpu_adapter.interpreted.law import (
 
 if __name__ == "__main__":
     controls = [
-        Control(one, draw_some_from_draft, 4) for one in pair_up_policies(DRAFTER)
+        Control(one, draw_some_from_draft, 6) for one in pair_up_policies(DRAFTER)
     ]
     controls.append(Control(Case("perfect", "tetris"), score_by_drawn_token, 16))
     sys.exit(main(Game("v2", start, run_case, combine_all([DRAFTER]), 1, controls)))
