@@ -66,9 +66,9 @@ def find_models(
     for role in ("target", "draft"):
         path = Path(str(names.get(role, "-"))).expanduser()
         # Paths are the file's own; `package:` is none.
-        for name in (file.parent / path, path):
+        for place in (file.parent / path, path):
             with suppress(ValueError):
-                found[role] = find_model(str(name), say)
+                found[role] = find_model(str(place), say)
                 break
     return found
 
