@@ -39,6 +39,7 @@ class LinkLoad:
         """Take over what the replica says, once what it ended is counted."""
         num_requests = state.num_running + state.num_waiting
         self._num_fronts = state.num_fronts
+        # Until it speaks again, what this front adds or ends is counted by itself.
         self._num_held_then = self.num_held
         self._num_others = max(0, num_requests - self.num_held)
 
