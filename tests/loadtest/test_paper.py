@@ -2,15 +2,18 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loadtest.errors import LoadTestError
+from loadtest.intervals import show_ratio
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from loadtest.paper.cli import main, parse
 from loadtest.paper.datasets import load_prompts
 from loadtest.paper.grid import ENGINES_AT_ONCE, PRESETS, is_baseline, make_arms
+from loadtest.paper.report import render
 from loadtest.paper.run import Runner
 from loadtest.paper.summary import judge, list_missing, measure_run, summarise
 from loadtest.result_folder import ResultFolder
@@ -18,6 +21,8 @@ from policies.paper import PaperPlanner
 from policies.registry import build_planner
 from policies.testing import check_planner
 from policies.types import DraftBatch, EngineLimits, PolicySpec
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_paper_s_grid_has_all_its_arms_and_each_has_its_turn(tmp_path):
@@ -193,6 +198,32 @@ def test_what_was_left_out_of_the_paper_s_grid_is_named():
     assert "mixed difficulty" in missing
     whole = {"datasets": ["sharegpt", "arena", "tough", "sonnet", "mix", "all_mix"]}
     assert not list_missing(PRESETS["full"] | whole | {"gpu": "H100"})
+
+
+def test_the_committed_page_and_what_is_said_of_it_are_the_committed_figures():
+    folder = ROOT / "loadtest" / "results" / "paper-cpu"
+    results = json.loads((folder / "results.json").read_text("utf-8"))
+    assert (folder / "results.md").read_text("utf-8") == render(results)
+    rows = {(row["cap"], row["arm"]): row for row in results["rows"]}
+    small, large = results["verdicts"]
+    assert (small["cap"], large["cap"]) == (8, 32)
+    speeds = {
+        arm: row["tokens_per_s"]["mean"]
+        for (cap, arm), row in rows.items()
+        if cap == 32
+    }
+    assert max(speeds, key=speeds.__getitem__) == "none"
+    shares = [rows[8, arm]["vsr"]["mean"] for arm in ("TETRIS k=1 E=1", "SD k=1")]
+    ours = (rows[cap, "ours k<=5"]["over_best"] for cap in (8, 32))
+    ratios = (one["over_best"] for one in results["verdicts"])
+    figures = [f"{share:.2f}" for share in shares]
+    figures += [show_ratio(one) for one in (*ratios, *ours)]
+    page = (ROOT / "loadtest" / "README.md").read_text("utf-8")
+    said = " ".join(page.partition("(results/paper-cpu/results.md)")[2].split())
+    said = said.partition(" ## ")[0]
+    places = [said.find(figure) for figure in figures]
+    assert places == sorted(places)
+    assert min(places) >= 0
 
 
 @pytest.mark.vllm
