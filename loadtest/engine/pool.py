@@ -18,7 +18,12 @@ from .worker import ArmEngine, serve
 
 _START_TIMEOUT_S = 600.0
 _RUN_TIMEOUT_S = 3600.0
-_ENV = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
+_ENV = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Engines are killed; what cleans up after them need not tell how much that was.
+    "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
+}
 
 A = TypeVar("A", bound=Arm)
 

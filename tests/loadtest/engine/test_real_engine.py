@@ -64,6 +64,7 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_where_it_was(tmp_path)
         message = run.communicate(timeout=RUN_TIMEOUT_S)[1]
 
     assert run.returncode == 0, message
+    assert "Warning" not in message
     assert kept.read_text().startswith(first)
     _check_results(folder)
 
