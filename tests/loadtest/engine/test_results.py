@@ -164,7 +164,7 @@ def test_results_tell_speeds_ratios_and_where_they_come_from(store):
     for part in (
         "A CPU; target model (100 M parameters, 01234567), draft",
         "; 2 of 2 cores; bfloat16; replies up to 96 tokens; vllm 0.32.0, ray 2.60.0; ",
-        "commit 0f0f0f0f; 2026-11-21 to 2026-11-21.\n",
+        "commit 0f0f0f0f; 2026-11-21.\n",
         "24 to 24 requests, 2 rounds, 2 engine starts a policy",
         "| tetris:2+2 | **82** (1.50, .50) |",
         "| none | 1.100 (1.100-1.100) |",
