@@ -49,14 +49,15 @@ BEGIN_WITH = "test_interpreted.py"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of xdist's workers a core, with all that it starts.
+    """Give each of xdist's workers cores of its own, with all that it starts.
 
     Threads of engines that share two cores spend much of them waiting for each other.
     """
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         cores = sorted(os.sched_getaffinity(0))
-        number = int(worker.removeprefix("gw"))
-        os.sched_setaffinity(0, {cores[number % len(cores)]})
+        number = int(worker.removeprefix("gw")) % len(cores)
+        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        os.sched_setaffinity(0, cores[number::count])
 
 
 def run(
