@@ -48,16 +48,21 @@ pytest.register_assert_rewrite(*HELPERS)
 BEGIN_WITH = "test_interpreted.py"
 
 
+def find_worker() -> tuple[int, int]:
+    """Return the number of xdist's worker that this is, and how many there are."""
+    name = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    count = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    return int(name.removeprefix("gw")), int(count)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Give each of xdist's workers cores of its own, with all that it starts.
 
     Threads of engines that share two cores spend much of them waiting for each other.
     """
-    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        cores = sorted(os.sched_getaffinity(0))
-        number = int(worker.removeprefix("gw")) % len(cores)
-        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        os.sched_setaffinity(0, cores[number::count])
+    worker, num_workers = find_worker()
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[worker % len(cores) :: num_workers])
 
 
 def run(

@@ -25,6 +25,7 @@ from prometheus_client.samples import Sample
 
 from loadtest.compare.deployment import find_free_port
 from serving.settings.key_file import KeyEntry, hash_key, make_key, write_keys
+from tests.conftest import find_worker
 from tests.serving.span_collector import SpanCollector
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,8 +70,7 @@ def find_free_ports(count: int) -> list[int]:
 
     Tests that run beside each other have others.
     """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    worker, num_workers = find_worker()
     ports: list[int] = []
     while len(ports) < count:
         port = find_free_port(20_000 + worker, num_workers)
