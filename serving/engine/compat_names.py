@@ -222,6 +222,7 @@ CPU_WORKER: Final[Table] = {
             "the place between two passes: a draft may end here"
         ),
         "_sample_draft_tokens(hidden_states, sampling_metadata)": "what was drawn",
+        "_enable_probabilistic_draft_probs": "whether drafts are drawn",
         "_greedy_sample(hidden_states)": "confidence of argmax drafts",
         "_sample_from_logits(logits, sampling_metadata)": (
             "confidence of sampled drafts; argmax under a grammar"

@@ -4,9 +4,11 @@ EAGLE, EAGLE-3 and MTP heads are written by hand for a target whose next token h
 mostly on the last one, so that their drafts are often right without any training.
 """
 
+import time
 from contextlib import ExitStack, nullcontext
 from functools import cache
 from itertools import cycle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import torch
 from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT
 from tests.engine.checks import draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.tiny_models import write_eagle3_head, write_heads
+from tests.engine.tiny_models import FEW, write_heads
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -27,8 +29,6 @@ LIMIT = 3 * BLOCK
 """Context of the drafters, which only one test reaches."""
 
 SAMPLED = {"draft_sample_method": "probabilistic", "max_model_len": LIMIT}
-
-FEW = "eagle3 of few tokens"
 
 LOOK_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
@@ -50,10 +50,8 @@ def expect(plain, tiny_pair, models):
 def models(tiny_pair, tmp_path_factory):
     """Target and draft of every method; some have none, or it is in the target's."""
     folder = tmp_path_factory.mktemp("heads")
-    heads = write_heads(folder)
+    heads = write_heads(folder) | {"draft_model": tiny_pair}
     llama, _ = heads["eagle"]
-    few = write_eagle3_head(folder / "few", llama, every=4)
-    heads |= {"draft_model": tiny_pair, FEW: (llama, few)}
     return heads | dict.fromkeys(["ngram", "suffix"], (llama, None))
 
 
@@ -157,6 +155,63 @@ def test_a_head_of_few_tokens_drafts_as_over_the_whole_vocabulary(start_over, ex
     assert len(set(drafts.tolist())) > 5
     largest = spread.softmax(dim=-1).amax(dim=-1)
     np.testing.assert_allclose(drafter.take_confidence()[:, 0], largest, rtol=1e-5)
+
+
+def test_a_head_of_few_tokens_draws_as_over_the_whole_vocabulary(
+    start_over, monkeypatch
+):
+    """From vLLM's own distribution of each request, which it does not spread out."""
+    drafter = start_over(FEW).runner.drafter
+    states = torch.randn(2, drafter.model.config.hidden_size)
+    hidden = states.repeat_interleave(2000, dim=0)
+    # The greedy one's distribution is not asked for.
+    temperatures = torch.tensor([0.7, 0.0]).repeat_interleave(2000)
+    sampling = SimpleNamespace(
+        all_greedy=False, all_random=False, temperature=temperatures
+    )
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        spread = drafter.model.compute_logits(states)
+        monkeypatch.setattr(drafter.model, "compute_logits", None)
+        drafts, laws = drafter._sample_draft_tokens(hidden, sampling)
+    expected = (spread[0] / 0.7).softmax(dim=-1)
+    assert laws.shape == (4000, len(expected))
+    torch.testing.assert_close(laws[:2000], expected.expand(2000, -1))
+    drawn = torch.bincount(drafts[:2000], minlength=len(expected)) / 2000
+    assert 0.5 * (drawn - expected).abs().sum() < 0.1
+    assert set(drafts[2000:].tolist()) == {int(spread[1].argmax())}
+    largest = [float(expected.max()), float(spread[1].softmax(dim=-1).max())]
+    confidence = drafter.take_confidence()[[0, -1], 0]
+    np.testing.assert_allclose(confidence, largest, rtol=1e-4)
+
+
+def test_drawing_a_first_draft_is_priced_with_the_first_pass(start_over, monkeypatch):
+    """Else a depth of 1 would cost less than it does, and all others more."""
+    from serving.engine.compat_cpu import SpecDecodeBaseProposer
+
+    engine = start_over("eagle")
+    receive = engine.scheduler.update_draft_token_ids
+    draw, times = SpecDecodeBaseProposer._sample_from_logits, []
+
+    def draw_slowly(*args):
+        time.sleep(0.05)
+        return draw(*args)
+
+    def note(drafts):
+        times.append(drafts.times)
+        receive(drafts)
+
+    monkeypatch.setattr(SpecDecodeBaseProposer, "_sample_from_logits", draw_slowly)
+    monkeypatch.setattr(engine.scheduler, "update_draft_token_ids", note)
+    engine.draft_at(cycle([1, 2]))
+    engine.complete(PROMPTS[:2], greedy(24, temperature=0.7))
+    for depth, num_next in ((1, 0), (2, 1)):
+        own = [one for one in times if one is not None and one.depth == depth]
+        assert len(own) > 3
+        first_ms = np.median([one.draft_first_ms for one in own])
+        next_ms = np.median([one.draft_next_ms for one in own])
+        assert 50 <= first_ms < 90
+        assert 50 * num_next <= next_ms < 40 + 50 * num_next
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])

@@ -20,6 +20,9 @@ HIDDEN_SIZE = 64
 ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789 {}[]":,.-_\n!?/;'
 """One ordinary token each, from id 3 on: enough for words, numbers and JSON."""
 
+FEW = "eagle3 of few tokens"
+"""A head that drafts half of the target's."""
+
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -131,6 +134,7 @@ def write_heads(folder):
     return {
         "eagle": (llama, write_eagle_head(folder / "eagle")),
         "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
+        FEW: (llama, write_eagle3_head(folder / "few", llama, every=2)),
         "mtp": (write_mimo(folder / "mimo"), None),
     }
 

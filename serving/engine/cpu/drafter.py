@@ -172,14 +172,32 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         )
 
     def _sample_draft_tokens(
-        self, *args: Any, **kwargs: Any
+        self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Draw as vLLM does, and keep it in case the draft ends here."""
-        drawn: tuple[torch.Tensor, torch.Tensor | None] = super()._sample_draft_tokens(
-            *args, **kwargs
-        )
+        drawn = self._draw(hidden_states, sampling_metadata)
         self._drawn.append(drawn)
+        # With its draw, or a depth of 1 would be priced without any.
+        self._first_pass_end_s = self._first_pass_end_s or time.perf_counter()
         return drawn
+
+    def _draw(
+        self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        offsets, is_greedy = self._offsets_to_target(), sampling_metadata.all_greedy
+        if offsets is None or is_greedy or not self._enable_probabilistic_draft_probs:
+            drawn: tuple[torch.Tensor, torch.Tensor | None]
+            drawn = super()._sample_draft_tokens(hidden_states, sampling_metadata)
+            return drawn
+        # Over the head's own vocabulary, as in `_greedy_sample`: noise for every token
+        # of the target's takes longer than the pass.
+        logits = self.model.logits_processor(self.model.lm_head, hidden_states)
+        own: tuple[torch.Tensor, Any]
+        own = self._sample_from_logits(logits, sampling_metadata)
+        drafts, probs = own
+        spread: torch.Tensor = probs.new_zeros(len(probs), self.model.config.vocab_size)
+        spread[:, torch.arange(len(offsets)) + offsets] = probs
+        return drafts + offsets[drafts], spread
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.use_local_argmax_reduction or self.use_heterogeneous_vocab:
@@ -234,8 +252,6 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             scores = scores / divisor.unsqueeze(-1)
         # Two operations; between two passes of a small drafter every one counts.
         self._confidences.append(scores.softmax(dim=-1).amax(dim=-1))
-        if not self._first_pass_end_s:
-            self._first_pass_end_s = time.perf_counter()
 
     def take_confidence(self) -> NDArray[np.float64] | None:
         """Hand over this step's record once.

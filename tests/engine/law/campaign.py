@@ -132,7 +132,7 @@ def start(folder, drafter):
     with run_law_engine(
         run_engine,
         *write_models(folder, drafter),
-        method="draft_model" if drafter in PAIRS else drafter,
+        method="draft_model" if drafter in PAIRS else drafter.split()[0],
         speculative=ARGMAX if drafter == "argmax" else SAMPLED,
         max_num_seqs=96,
         max_num_batched_tokens=2048,

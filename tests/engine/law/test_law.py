@@ -37,6 +37,7 @@ from tests.engine.law.evidence import FAMILY, NUM_TESTS_OF_V2, Evidence, is_alar
 from tests.engine.law.judge import FOLLOWING
 from tests.engine.law.traffic import FEATURES
 from tests.engine.made_up import make_up_beliefs
+from tests.engine.tiny_models import FEW
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -50,6 +51,9 @@ choice of drafts depends on what was drawn."""
 
 DEEP = Case("draft_model", "fixed", classes=True)
 """Many requests that mostly agree with their drafts, so that the last are reached."""
+
+HEAD = Case(FEW, "tetris")
+"""It draws from fewer tokens than the target has, and hands over a law over all."""
 
 GRAMMAR = Case("noisy", "tetris")
 """Many requests that follow one; drafts that are wrong among the tokens allowed."""
@@ -66,7 +70,7 @@ POSITIONS = [f"draft {depth}" for depth in range(1, DEPTH + 1)]
 
 BETTABLE = [name for name in FEATURES if name != "greedy"]
 
-ALL = [*CASES, DEEP, *PERFECT, GRAMMAR]
+ALL = [*CASES, DEEP, *PERFECT, HEAD, GRAMMAR]
 
 MIXED = [*CASES, DEEP]
 """Whose evidence adds up for each kind of request and each position."""
