@@ -82,10 +82,10 @@ def find_ceilings(rows: Rows) -> Rows:
     """
     table = pd.DataFrame(rows)[[*_ARM, "step_ms"]].astype({"step_ms": float})
     plain = table[table["policy"] == "none"].drop(columns="policy")
-    fixed = table[table["policy"].str.startswith("fixed:")]
+    lengths = table["policy"].str.extract(r"^fixed:(\d+)", expand=False)
+    fixed = table.assign(tokens=1 + lengths.astype(float))
     both = fixed.merge(plain, on=_CELL, suffixes=("", "_plain")).dropna()
-    tokens = 1 + both["policy"].str.removeprefix("fixed:").astype(int)
-    both["ratio"] = tokens * both["step_ms_plain"] / both["step_ms"]
+    both["ratio"] = both["tokens"] * both["step_ms_plain"] / both["step_ms"]
     return list(both[[*_ARM, "ratio"]].to_dict("records"))
 
 

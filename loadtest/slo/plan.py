@@ -4,7 +4,7 @@ import argparse
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ class ClassArm(Arm):
     @property
     def name(self) -> str:
         """As in `parse_class_arm`."""
-        plain = Arm(self.policy, self.draft_tokens, self.extra_draft_tokens).name
-        return f"{plain}@{self.told}" if self.told else plain
+        plain = {one.name: getattr(self, one.name) for one in fields(Arm)}
+        return "@".join(filter(None, (Arm(**plain).name, self.told)))
 
 
 def parse_class_arm(text: str) -> ClassArm:

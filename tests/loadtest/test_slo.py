@@ -181,6 +181,9 @@ def test_an_arm_is_told_of_classes_as_much_as_its_name_says():
         name: plan.deployment(parse_class_arm(name))["policy"].get("classes")
         for name in ("fixed:3", "fixed:3@priority", "goodput:6@classes")
     }
+    assert [parse_class_arm(name).name for name in told] == [*told]
+    drawn = "goodput:6:probabilistic@classes"
+    assert parse_class_arm(drawn).name == drawn
     assert told["fixed:3"] is None
     assert told["fixed:3@priority"]["batch"] == {"priority": 10}
     own = {"weight": 0.5, "latency_target_ms": 40.0, "priority": 10}

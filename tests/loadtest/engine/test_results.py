@@ -101,6 +101,10 @@ def test_a_ceiling_is_all_drafts_accepted_at_measured_step_times():
         "policy": "fixed:3",
         "ratio": pytest.approx(4 * 100 / 150),
     }
+    for block in blocks:
+        block["policy"] = block["policy"].replace("fixed:3", "fixed:3:probabilistic")
+    (drawn,) = find_ceilings(make_rows(blocks))
+    assert drawn == ceiling | {"policy": "fixed:3:probabilistic"}
 
 
 def test_what_moves_a_whole_round_cancels_in_the_ratio():
