@@ -222,12 +222,11 @@ CPU_WORKER: Final[Table] = {
             "the place between two passes: a draft may end here"
         ),
         "_sample_draft_tokens(hidden_states, sampling_metadata)": "what was drawn",
-        "_enable_probabilistic_draft_probs": "whether drafts are drawn",
         "_greedy_sample(hidden_states)": "confidence of argmax drafts",
         "_sample_from_logits(logits, sampling_metadata)": (
             "confidence of sampled drafts; argmax under a grammar"
         ),
-        "_last_draft_probs": "set for a draft that ends early",
+        "_enable_probabilistic_draft_probs _last_draft_probs": "drafts that are drawn",
         "_draft_attn_layer_names": "layers left out of a step without drafts",
         "_set_positions(num_tokens, positions)": "catching up",
         "_get_positions(num_tokens)": "catching up",
