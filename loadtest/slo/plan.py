@@ -4,7 +4,7 @@ import argparse
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,9 @@ class ClassArm(Arm):
     @property
     def name(self) -> str:
         """As in `parse_class_arm`."""
-        plain = {one.name: getattr(self, one.name) for one in fields(Arm)}
-        return "@".join(filter(None, (Arm(**plain).name, self.told)))
+        numbers = self.draft_tokens, self.extra_draft_tokens
+        plain = Arm(self.policy, *numbers, self.is_drawn).name
+        return f"{plain}@{self.told}" if self.told else plain
 
 
 def parse_class_arm(text: str) -> ClassArm:

@@ -191,11 +191,15 @@ def test_drawing_a_first_draft_is_priced_with_the_first_pass(start_over, monkeyp
 
     engine = start_over("eagle")
     receive = engine.scheduler.update_draft_token_ids
-    draw, times = SpecDecodeBaseProposer._sample_from_logits, []
+    draw, times, drawn = SpecDecodeBaseProposer._sample_from_logits, [], []
 
     def draw_slowly(*args):
-        time.sleep(0.05)
+        # A second passes on the drafter's clock alone.
+        drawn.append(1.0)
         return draw(*args)
+
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + sum(drawn))
+    monkeypatch.setattr("serving.engine.cpu.drafter.time", clock)
 
     def note(drafts):
         times.append(drafts.times)
@@ -210,8 +214,8 @@ def test_drawing_a_first_draft_is_priced_with_the_first_pass(start_over, monkeyp
         assert len(own) > 3
         first_ms = np.median([one.draft_first_ms for one in own])
         next_ms = np.median([one.draft_next_ms for one in own])
-        assert 50 <= first_ms < 90
-        assert 50 * num_next <= next_ms < 40 + 50 * num_next
+        assert 1000 <= first_ms < 1500
+        assert 1000 * num_next <= next_ms < 1000 * num_next + 500
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])

@@ -189,9 +189,8 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             drawn: tuple[torch.Tensor, torch.Tensor | None]
             drawn = super()._sample_draft_tokens(hidden_states, sampling_metadata)
             return drawn
-        # Over the head's own vocabulary, as in `_greedy_sample`: noise for every token
-        # of the target's takes longer than the pass.
-        logits = self.model.logits_processor(self.model.lm_head, hidden_states)
+        # Noise for every token of the target's would take longer than the pass.
+        logits = self._compute_own_logits(hidden_states)
         own: tuple[torch.Tensor, Any]
         own = self._sample_from_logits(logits, sampling_metadata)
         drafts, probs = own
@@ -208,12 +207,20 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         if offsets is None:
             logits = self.model.compute_logits(hidden_states)
         else:
-            # Of the head's own vocabulary. The model would scatter them over the
-            # target's, six times as many, which takes longer than the rest of a pass.
-            logits = self.model.logits_processor(self.model.lm_head, hidden_states)
+            logits = self._compute_own_logits(hidden_states)
         self._guard.attempt("report_error", self._record, logits)
         drafts = logits.argmax(dim=-1)
         return drafts if offsets is None else drafts + offsets[drafts]
+
+    def _compute_own_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return those of the head's own vocabulary.
+
+        The model would scatter them over the target's, six times as many, which takes
+        longer than the rest of a pass.
+        """
+        logits: torch.Tensor
+        logits = self.model.logits_processor(self.model.lm_head, hidden_states)
+        return logits
 
     def _offsets_to_target(self) -> torch.Tensor | None:
         """Target ids less draft ids of a head that knows fewer tokens; else None."""

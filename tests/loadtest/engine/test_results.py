@@ -221,11 +221,7 @@ def test_committed_results_are_what_was_measured(folder, tmp_path):
             kept = {k: v for k, v in row.items() if k != "calibration_error"}
             assert kept == {key: before.get(key) for key in kept}
     assert len(again["rows"]) == len(committed["rows"])
-    if folder in (
-        "drift",
-        "small",
-        "smollm2",
-        "smollm2-tetris",
-    ):  # Older pages have another form.
+    # Older pages have another form.
+    if folder in {"drift", "small", "smollm2", "smollm2-tetris"}:
         page = (COMMITTED / folder / "results.md").read_text()
         assert (tmp_path / "results.md").read_text() == page
