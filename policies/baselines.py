@@ -178,6 +178,7 @@ class DynamicPlanner(Planner):
             + self.cost.draft_first.predict(num_target_tokens) * drafting
             + np.maximum(lengths - 1, 0) * self.cost.draft_next.predict(float(num_reqs))
             + self.cost.host_ms(num_reqs)
+            - self.cost.prompt_ms(num_reqs)
         )
         if self._depth == 0:
             self._exploration.set_cost(

@@ -188,8 +188,10 @@ class DepthControl:
     def best_fixed(self, num_reqs: int) -> int:
         """Return the depth of most goodput where everything drafted is verified."""
         estimate = self.recent.estimate_depths(self.acceptance.typical())
-        step_ms = self.costs.estimate_ms(
-            estimate, num_reqs, skips_drafter=self.limits.skips_drafter
+        costs, skips_drafter = self.costs, self.limits.skips_drafter
+        prompt_ms = costs.cost.prompt_ms(num_reqs)
+        step_ms = costs.estimate_ms(
+            estimate, num_reqs, prompt_ms, skips_drafter=skips_drafter
         )
         goodput = estimate.tokens_in_full[1:] / step_ms[1:, -1]
         return 1 + int(np.argmax(goodput))
@@ -225,17 +227,17 @@ class DepthControl:
         estimate, costs = self._estimate, self.costs
         assert estimate is not None
         skips_drafter = self.limits.skips_drafter
-        step_ms = costs.estimate_ms(estimate, num_reqs, skips_drafter=skips_drafter)
+        prompt_ms = costs.cost.prompt_ms(num_reqs)
+        step_ms = costs.estimate_ms(
+            estimate, num_reqs, prompt_ms, skips_drafter=skips_drafter
+        )
         if skips_drafter and costs.plan.depth == 0:
             step_ms[1:] += self.backlog.share_ms(costs.cost)
         max_step_ms = None
         if not (self.latency_target_ms is None and latency_target_ms is None):
             # Prompts are fitted into what a target leaves (`choose_prefill_tokens`): as
             # a reason to draft less they would get ever more of it.
-            prompt_ms = costs.prompt_ms(estimate, num_reqs)
-            bare_ms = step_ms - prompt_ms
-            limit_ms = self._limit_ms(estimate, bare_ms, num_reqs, latency_target_ms)
-            max_step_ms = limit_ms + prompt_ms
+            max_step_ms = self._limit_ms(estimate, step_ms, num_reqs, latency_target_ms)
         return plan_depth(
             estimate,
             step_ms,
@@ -243,6 +245,7 @@ class DepthControl:
             costs.plan.depth,
             keep_gain=KEEP_DEPTH_GAIN,
             max_step_ms=max_step_ms,
+            prompt_ms=prompt_ms,
         )
 
     def _limit_ms(

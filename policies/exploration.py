@@ -36,6 +36,11 @@ PROBE_EVERY = 512
 """While drafting, one step in this many verifies nothing: the price of a plain step is
 what every draft is compared with, and an old or guessed one would confirm itself."""
 
+MAX_PROBE_SHARE = 0.002
+"""Share of the tokens that this should cost at most. A step that drafts in vain loses
+about what drafting gains: where that is little, probes are cheap, and it is there that
+a wrong price decides."""
+
 TIME_PASS_EVERY = 64
 """Steps in a row that end their drafts after one pass, at most: the price of a second
 pass would be an old one otherwise, and confirm itself."""
@@ -56,7 +61,7 @@ class Exploration:
     _steps_since_pass: int = field(init=False, default=0)
     _interval: float = field(init=False, default=EXPLORE_EVERY)
     _steps_at_zero: int = field(init=False, default=0)
-    _steps_selected: int = field(init=False, default=0)
+    _steps_since_probe: int = field(init=False, default=0)
 
     def set_cost(
         self,
@@ -124,10 +129,19 @@ class Exploration:
             self._steps_since_pass = 0
         return is_due
 
-    def is_probing(self) -> bool:
-        """Tell, once a step, whether its drafts are left unverified."""
-        self._steps_selected += 1
-        return not self.exploring and self._steps_selected % PROBE_EVERY == 0
+    def is_probing(self, gain: float) -> bool:
+        """Tell, once a step, whether its drafts are left unverified.
+
+        Args:
+            gain: Tokens per second that drafting promises, over those without it.
+        """
+        self._steps_since_probe += 1
+        interval = (gain - 1.0) / MAX_PROBE_SHARE
+        interval = min(max(interval, EXPLORE_EVERY), PROBE_EVERY)
+        if self.exploring or self._steps_since_probe < interval:
+            return False
+        self._steps_since_probe = 0
+        return True
 
 
 RESUME_HORIZON_STEPS = 40

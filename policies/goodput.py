@@ -119,7 +119,7 @@ class GoodputPlanner(Planner):
         acceptance = self.acceptance.predict(batch)
         weights = _normalise(batch.weights)
         exploration = self.depth.exploration
-        is_probe = exploration.is_probing()
+        is_probe = exploration.is_probing(self.plan.gain)
         if is_probe:
             nothing = np.zeros_like(batch.num_draft_tokens)
             admission = Admission(nothing, 0, 0, 0.0)
@@ -207,7 +207,7 @@ class GoodputPlanner(Planner):
         No `calibration_error` where nothing has been calibrated.
         """
         gauges = {
-            "expected_goodput_per_s": 1e3 * self.plan.tokens_per_ms,
+            "expected_goodput_per_s": 1e3 * self.plan.rate,
             "planned_budget_per_req": self.plan.budget_per_req,
             **self.cost.report(),
         }

@@ -26,8 +26,11 @@ class DepthPlan:
 
     Attributes:
         depth: Draft tokens per request.
-        tokens_per_ms: Expected goodput, the price of a millisecond in tokens.
+        tokens_per_ms: Expected goodput, the price of a millisecond in tokens; without
+            the time of prompts, which every token has its share of.
         budget_per_req: Drafts verified per request at that goodput.
+        gain: That goodput over the one that depth 0 promises.
+        rate: Tokens per millisecond that come beside the usual prompts.
         min_value: Survival times weight below which a latency target leaves no room
             for a draft; 0 where none limits the plan.
         tokens_by_depth: Tokens a step brings a request all of whose drafts are
@@ -37,6 +40,8 @@ class DepthPlan:
     depth: int
     tokens_per_ms: float
     budget_per_req: float
+    gain: float = 1.0
+    rate: float = 0.0
     min_value: float = 0.0
     tokens_by_depth: tuple[float, ...] = (1.0,)
 
@@ -141,6 +146,7 @@ def plan_depth(
     *,
     keep_gain: float = 1.0,
     max_step_ms: float | NDArray[np.float64] | None = None,
+    prompt_ms: float = 0.0,
 ) -> DepthPlan:
     """Choose the depth whose best threshold has the largest goodput.
 
@@ -153,6 +159,7 @@ def plan_depth(
         keep_gain: >= 1.
         max_step_ms: Latency target, one for all or of a shape that broadcasts to that
             of `step_ms`; combinations that miss it count only if none meets it.
+        prompt_ms: What the usual prompts take besides.
 
     Returns:
         The plan; among equals the smaller depth.
@@ -164,10 +171,14 @@ def plan_depth(
             goodput = np.where(meets, goodput, 0.0)
     depth, point = find_depth(goodput, current, keep_gain)
     is_limited = int(np.argmax(unlimited[depth])) > point
+    tokens_per_ms = float(unlimited[depth, point])
+    tokens = num_reqs * (1.0 + float(estimate.gained[depth, point]))
     return DepthPlan(
         depth=depth,
-        tokens_per_ms=float(goodput[depth, point]),
+        tokens_per_ms=tokens_per_ms,
         budget_per_req=float(estimate.verified[depth, point]),
+        gain=tokens_per_ms / float(unlimited[0, 0]),
+        rate=tokens / (float(step_ms[depth, point]) + prompt_ms),
         min_value=float(estimate.thresholds[point]) if is_limited else 0.0,
         tokens_by_depth=tuple(estimate.tokens_in_full[: depth + 1].tolist()),
     )

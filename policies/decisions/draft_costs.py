@@ -62,17 +62,22 @@ class DraftCosts:
         self,
         estimate: DepthEstimate,
         num_reqs: int,
+        prompt_ms: float,
         *,
         skips_drafter: bool,
     ) -> NDArray[np.float64]:
-        """Return the time of whole steps, by depth and survival threshold.
+        """Return the time of steps, by depth and survival threshold, less the prompts'.
 
-        With the prompts that a step usually carries: they take time that verifies
-        nothing, and the pass over them is where padding ends.
+        A draft is priced in a pass that carries the usual prompts, where padding ends.
+        But what these take of the target is taken out: whoever brings more tokens a
+        step ends requests sooner and meets more prompts, so that a token pays for the
+        same share of a prompt at every depth. Counted by the step it would be spread
+        over more tokens the deeper the drafts are, and drafts would win by it.
 
         Args:
             estimate: From `depth.estimate_depths`.
             num_reqs: Requests that decode.
+            prompt_ms: What the usual prompts take (`StepCost.prompt_ms`).
             skips_drafter: At depth 0 no drafter pass runs at all.
 
         Returns:
@@ -80,7 +85,7 @@ class DraftCosts:
         """
         num_drafts = num_reqs * estimate.verified
         step_ms = self.verify_ms(num_reqs, num_drafts, self.cost.usual_prefill_tokens)
-        step_ms += self.cost.host_ms(num_reqs)
+        step_ms += self.cost.host_ms(num_reqs) - prompt_ms
         if self.cost.context_per_req > 0.0:
             step_ms += self.cost.context_ms(self.cost.context_per_req * num_reqs)
         depths = np.arange(estimate.verified.shape[0])
@@ -89,12 +94,6 @@ class DraftCosts:
             num_tokens = num_reqs + self.cost.usual_prefill_tokens
             step_ms[0] -= self.cost.draft_first.at(num_tokens)
         return step_ms
-
-    def prompt_ms(self, estimate: DepthEstimate, num_reqs: int) -> NDArray[np.float64]:
-        """Return what the usual prompts add to `estimate_ms`, same shape."""
-        num_drafts, usual = num_reqs * estimate.verified, self.cost.usual_prefill_tokens
-        with_prompts = self.verify_ms(num_reqs, num_drafts, usual)
-        return with_prompts - self.verify_ms(num_reqs, num_drafts)
 
     def plain_ms(self, num_reqs: int, *, skips_drafter: bool) -> float:
         """Return the time of a step at depth 0, with the usual prompts."""

@@ -169,6 +169,11 @@ class StepCost:
         """Return the time of the rest of the step."""
         return self.host.at(num_reqs)
 
+    def prompt_ms(self, num_reqs: int) -> float:
+        """Return what the usual prompts add to the target's pass, without drafts."""
+        usual = self.usual_prefill_tokens
+        return self.target.at(num_reqs + usual) - self.target.at(num_reqs)
+
     def predict_ms(self, timing: StepTiming) -> float:
         """Predict the whole of a step that has been measured."""
         return (

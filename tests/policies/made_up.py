@@ -24,10 +24,12 @@ class MadeUpEngine:
     Requests, confidences and acceptances come from one stream per step, so that all
     planners meet the same ones. `clock` is what planners read the times by: each step's
     are multiplied with what it yields, and throughput is counted by the true ones.
+    Requests that end make room for others, whose prompts join the next step:
+    `prompt_per_token` tokens of them for each that was emitted.
     """
 
     base_ms, token_ms, draft_token_ms = 13, 0.85, 0.05
-    num_prefill_tokens = 0
+    num_prefill_tokens, prompt_per_token = 0, None
     speed = drafter_speed = 1.0
     step = num_missing = 0
 
@@ -75,7 +77,10 @@ class MadeUpEngine:
             passed = (luck < acceptance) & (np.arange(MAX_DEPTH) < admitted[:, None])
             accepted = np.cumprod(passed, axis=1).sum(axis=1)
             timing = self.fill_backlog(self.time(admitted.sum(), next_depth))
-            tokens += self.num_reqs + int(accepted.sum())
+            emitted = self.num_reqs + int(accepted.sum())
+            tokens += emitted
+            if self.prompt_per_token is not None:
+                self.num_prefill_tokens = round(self.prompt_per_token * emitted)
             elapsed_ms += timing.total_ms + timing.backlog_ms
             planner.observe(VerificationOutcome(admitted, accepted, req_ids))
             planner.observe_timing(read_off(timing, next(self.clock)))

@@ -5,11 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from policies.baselines import FixedPlanner
 from policies.depth_control import REPLAN_EVERY
 from policies.exploration import (
     EXPLORE_EVERY,
     MAX_BACKLOG_INTERVAL,
     MAX_EXPLORE_INTERVAL,
+
+    MAX_PROBE_SHARE,
+    PROBE_EVERY,
     TIME_PASS_EVERY,
     Exploration,
 )
@@ -168,3 +172,45 @@ def test_requests_take_turns_in_exploring():
             pass
         rows.extend(exploration.pick_rows(16).tolist())
     assert set(rows) == set(range(16))
+
+
+class AlikeDrafts(MadeUpEngine):
+    """Drafts that are all alike, and a sampler that judges them in 12 ms."""
+
+    plain_sample_ms = 12.0
+
+    def draw(self, step):
+        confidence, acceptance, luck = super().draw(step)
+        return np.full_like(confidence, 0.5), np.full_like(acceptance, 0.5), luck
+
+    def time(self, num_verified, depth):
+        sample_ms = 12.0 if num_verified else self.plain_sample_ms
+        timing = super().time(num_verified, depth)
+        return replace(timing, num_drafts=int(num_verified), sample_ms=sample_ms)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_that_a_plain_step_became_cheap_is_found_out_within_fifty_steps(sampled):
+    """Whoever verifies drafts in every step does not see one."""
+    engine, plain = (AlikeDrafts(32, token_ms=0.2) for _ in range(2))
+    planner = make_goodput()
+    planner.fit_profile(engine.profile())
+    engine.run(planner, 40, sampled=sampled)
+    assert planner.plan.depth > 0
+    engine.plain_sample_ms = plain.plain_sample_ms = 2.0
+    best = plain.run(FixedPlanner(0), 48)
+    assert engine.run(planner, 48, sampled=sampled) > 0.85 * best
+    assert planner.plan.depth == 0
+
+
+@pytest.mark.parametrize(
+    ("gain", "interval"),
+    [(0.9, EXPLORE_EVERY), (1.0, EXPLORE_EVERY), (1.2, 100), (9.0, PROBE_EVERY)],
+)
+def test_probes_are_rare_where_drafting_gains_much(gain, interval):
+    exploration = Exploration()
+    probes = [exploration.is_probing(gain) for _ in range(2 * PROBE_EVERY)]
+    found = np.flatnonzero(probes)
+    assert np.diff(found).tolist() == [interval] * (found.size - 1)
+    # What it costs: a step's share of what drafting gains.
+    assert (gain - 1.0) * np.mean(probes) < 1.05 * MAX_PROBE_SHARE or gain > 2.0

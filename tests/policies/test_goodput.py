@@ -34,6 +34,22 @@ def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs):
     assert engine.run(planner, 500) > 0.98 * best
 
 
+@pytest.mark.parametrize("prompt_per_token", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("make", [make_goodput, lambda: DynamicPlanner(5, LIMITS)])
+def test_prompts_that_come_with_the_tokens_are_no_reason_to_draft(
+    make, prompt_per_token
+):
+    """Drafts lose a fifth here; every step's prompts, be they fixed, would hide it."""
+    machine = {"token_ms": 1.6, "draft_token_ms": 0.2}
+    engine = MadeUpEngine(32, prompt_per_token=prompt_per_token, **machine)
+    planner, plain = make(), NoSpeculation(1)
+    planner.fit_profile(engine.profile())
+    engine.run(planner, 200)
+    rival = MadeUpEngine(32, prompt_per_token=prompt_per_token, **machine)
+    best = rival.run(plain, 500)
+    assert engine.run(planner, 500) > 0.98 * best
+
+
 @pytest.mark.parametrize(("num_reqs", "token_ms"), [(1, 0.85), (48, 5.0)])
 def test_dynamic_finds_the_best_single_length(num_reqs, token_ms):
     planner = DynamicPlanner(MAX_DEPTH, LIMITS)
