@@ -129,15 +129,19 @@ class Exploration:
             self._steps_since_pass = 0
         return is_due
 
-    def is_probing(self, gain: float) -> bool:
+    def is_probing(self, gain: float, *, has_prompts: bool = False) -> bool:
         """Tell, once a step, whether its drafts are left unverified.
 
         Args:
             gain: Tokens per second that drafting promises, over those without it.
+            has_prompts: Of the step, which says little of a plain one then; it is
+                probed only where no other comes for long.
         """
         self._steps_since_probe += 1
         interval = (gain - 1.0) / MAX_PROBE_SHARE
         interval = min(max(interval, EXPLORE_EVERY), PROBE_EVERY)
+        if has_prompts:
+            interval *= 2
         if self.exploring or self._steps_since_probe < interval:
             return False
         self._steps_since_probe = 0

@@ -119,7 +119,9 @@ class GoodputPlanner(Planner):
         acceptance = self.acceptance.predict(batch)
         weights = _normalise(batch.weights)
         exploration = self.depth.exploration
-        is_probe = exploration.is_probing(self.plan.gain)
+        is_probe = exploration.is_probing(
+            self.plan.gain, has_prompts=batch.num_prefill_tokens > 0
+        )
         if is_probe:
             nothing = np.zeros_like(batch.num_draft_tokens)
             admission = Admission(nothing, 0, 0, 0.0)

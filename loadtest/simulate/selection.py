@@ -160,6 +160,8 @@ def plan_depth(fleet: Fleet, replica: int, num_reqs: int, num_others: int) -> No
     )
     fixed_ms = costs.base_ms + costs.request_ms * num_reqs
     fixed_ms += costs.kv_token_ms * fleet.num_kv_tokens[replica]
+    # Every token pays for the same share of a prompt, at every depth.
+    fixed_ms -= target_ms(costs, num_others) - target_ms(costs, num_reqs)
     goodput = np.empty(gained.shape)
     for depth in range(most + 1):
         depth_ms = fixed_ms + drafter_ms(costs, depth, num_reqs)

@@ -11,7 +11,6 @@ from policies.exploration import (
     EXPLORE_EVERY,
     MAX_BACKLOG_INTERVAL,
     MAX_EXPLORE_INTERVAL,
-
     MAX_PROBE_SHARE,
     PROBE_EVERY,
     TIME_PASS_EVERY,
@@ -212,5 +211,9 @@ def test_probes_are_rare_where_drafting_gains_much(gain, interval):
     probes = [exploration.is_probing(gain) for _ in range(2 * PROBE_EVERY)]
     found = np.flatnonzero(probes)
     assert np.diff(found).tolist() == [interval] * (found.size - 1)
+    # Beside prompts it waits for another step, as long again.
+    beside = Exploration()
+    steps = [beside.is_probing(gain, has_prompts=True) for _ in range(2 * interval)]
+    assert np.flatnonzero(steps).tolist() == [2 * interval - 1]
     # What it costs: a step's share of what drafting gains.
     assert (gain - 1.0) * np.mean(probes) < 1.05 * MAX_PROBE_SHARE or gain > 2.0

@@ -158,6 +158,10 @@ def test_what_the_first_draft_costs_is_not_spread_over_all_counts():
         step = take_step(forward_ms, 16 + num_drafts, num_reqs=16)
         cost.observe(replace(step, num_drafts=num_drafts, sample_ms=15.0))
 
+    # Prompts alone leave cold caches, which a plain step does not find.
+    alone = take_step(200.0, 0, num_prompt_tokens=900, num_reqs=16)
+    cost.observe(replace(alone, sample_ms=9.0))
+
     num_drafts = np.array([0.0, 1.0, 16.0, 48.0])
     plain_ms, *drafted_ms = cost.sampling.predict_ms(16, num_drafts)
     assert plain_ms < 3.0
