@@ -55,9 +55,9 @@ def render_rates(rates):
 
 
 def render_first_page():
-    results, others = (
+    results, others, sampled = (
         json.loads((RESULTS / name / "results.json").read_text())
-        for name in ("smollm2", "smollm2-tetris")
+        for name in ("smollm2", "smollm2-tetris", "smollm2-t1")
     )
     rates = read_rates(results)
     loads = sorted({load for _, load in rates})
@@ -86,6 +86,7 @@ def render_first_page():
             ["`goodput`", *of("goodput:6")],
             ["`goodput` over no speculation", *gains(results)],
             ["the same in another run", *gains(others)],
+            ["the same, sampled at temperature 1", *gains(sampled)],
         ]
     )
     return [table]
