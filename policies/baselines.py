@@ -173,7 +173,8 @@ class DynamicPlanner(Planner):
         num_target_tokens: NDArray[np.float64] = num_reqs * (1.0 + lengths)
         num_target_tokens += self.cost.usual_prefill_tokens
         step_ms = (
-            self.cost.target_ms(num_target_tokens, self._context_per_req * num_reqs)
+            self.cost.target.predict(num_target_tokens)
+            + self.cost.context_ms(self._context_per_req * num_reqs)
             + self.cost.sampling.predict_ms(num_reqs, num_reqs * lengths)
             + self.cost.draft_first.predict(num_target_tokens) * drafting
             + np.maximum(lengths - 1, 0) * self.cost.draft_next.predict(float(num_reqs))

@@ -152,12 +152,6 @@ class StepCost:
         self.draft_first.fit_profile(counts, first_ms)
         self.draft_next.fit_profile(counts, next_ms)
 
-    def target_ms(
-        self, num_tokens: NDArray[np.float64] | float, num_context_tokens: float
-    ) -> NDArray[np.float64]:
-        """Return the time of the target's pass, for one or many token counts."""
-        return self.target.predict(num_tokens) + self.context_ms(num_context_tokens)
-
     def draft_next_ms(
         self, num_reqs: int, depth: NDArray[np.int64] | NDArray[np.float64] | int
     ) -> NDArray[np.float64]:

@@ -61,7 +61,7 @@ def test_parts_are_told_apart():
     learn(cost, 3, 600)
     assert cost.report()["step_time_error"] < 0.06
     # With the context that batches of this size had: the two grow together here.
-    assert float(cost.target_ms(16.0, 800)) == pytest.approx(24.8, rel=0.08)
+    assert cost.target.at(16.0) + cost.context_ms(800) == pytest.approx(24.8, rel=0.08)
     assert float(cost.draft_next_ms(16, 4)) == pytest.approx(7.2, rel=0.08)
     assert float(cost.draft_next_ms(16, 1)) == 0.0
     # An engine that does not time sampling pays nothing for it.
