@@ -119,8 +119,10 @@ class GoodputPlanner(Planner):
         acceptance = self.acceptance.predict(batch)
         weights = _normalise(batch.weights)
         exploration = self.depth.exploration
+        # Who has a latency target counts on its drafts, whatever all of them gain.
+        gain = self.plan.gain if batch.latency_targets_ms is None else np.inf
         is_probe = exploration.is_probing(
-            self.plan.gain, has_prompts=batch.num_prefill_tokens > 0
+            gain, has_prompts=batch.num_prefill_tokens > 0
         )
         if is_probe:
             nothing = np.zeros_like(batch.num_draft_tokens)

@@ -18,7 +18,7 @@ from policies.exploration import (
 )
 from policies.goodput import GoodputPlanner
 from policies.registry import build_planner
-from policies.types import PolicySpec, VerificationOutcome
+from policies.types import DraftBatch, PolicySpec, VerificationOutcome
 from tests.policies import made_up
 from tests.policies.made_up import LIMITS, MAX_DEPTH, MadeUpEngine, make_goodput
 
@@ -217,3 +217,19 @@ def test_probes_are_rare_where_drafting_gains_much(gain, interval):
     assert np.flatnonzero(steps).tolist() == [2 * interval - 1]
     # What it costs: a step's share of what drafting gains.
     assert (gain - 1.0) * np.mean(probes) < 1.05 * MAX_PROBE_SHARE or gain > 2.0
+
+
+@pytest.mark.parametrize(("targets_ms", "num_probes"), [(None, 4), ([1e6], 0)])
+def test_requests_with_a_latency_target_are_seldom_probed(targets_ms, num_probes):
+    planner = make_goodput()
+    assert planner.plan.gain == 1.0
+    latency_targets_ms = None if targets_ms is None else np.array(targets_ms)
+    batch = DraftBatch(
+        np.array([1]),
+        np.array([[0.9]]),
+        ("a",),
+        1,
+        latency_targets_ms=latency_targets_ms,
+    )
+    probes = [planner.select(batch).is_probe for _ in range(4 * EXPLORE_EVERY)]
+    assert sum(probes) == num_probes
