@@ -236,8 +236,16 @@ class DepthControl:
         max_step_ms = None
         if not (self.latency_target_ms is None and latency_target_ms is None):
             # Prompts are fitted into what a target leaves (`choose_prefill_tokens`): as
-            # a reason to draft less they would get ever more of it.
-            max_step_ms = self._limit_ms(estimate, step_ms, num_reqs, latency_target_ms)
+            # a reason to draft less they would get ever more of it. So is the drafter's
+            # pass over them, which is part of what drafting costs.
+            first, usual = costs.cost.draft_first, costs.cost.usual_prefill_tokens
+            pass_ms = np.zeros((step_ms.shape[0], 1))
+            pass_ms[int(skips_drafter) :] = first.at(num_reqs + usual) - first.at(
+                num_reqs
+            )
+            max_step_ms = pass_ms + self._limit_ms(
+                estimate, step_ms - pass_ms, num_reqs, latency_target_ms
+            )
         return plan_depth(
             estimate,
             step_ms,

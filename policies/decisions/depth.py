@@ -171,14 +171,16 @@ def plan_depth(
             goodput = np.where(meets, goodput, 0.0)
     depth, point = find_depth(goodput, current, keep_gain)
     is_limited = int(np.argmax(unlimited[depth])) > point
-    tokens_per_ms = float(unlimited[depth, point])
-    tokens = num_reqs * (1.0 + float(estimate.gained[depth, point]))
+    tokens_per_ms, bare_ms = (
+        float(unlimited[depth, point]),
+        float(step_ms[depth, point]),
+    )
     return DepthPlan(
         depth=depth,
         tokens_per_ms=tokens_per_ms,
         budget_per_req=float(estimate.verified[depth, point]),
         gain=tokens_per_ms / float(unlimited[0, 0]),
-        rate=tokens / (float(step_ms[depth, point]) + prompt_ms),
+        rate=tokens_per_ms * bare_ms / (bare_ms + prompt_ms),
         min_value=float(estimate.thresholds[point]) if is_limited else 0.0,
         tokens_by_depth=tuple(estimate.tokens_in_full[: depth + 1].tolist()),
     )

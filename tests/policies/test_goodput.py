@@ -196,10 +196,17 @@ def test_the_goodput_it_expects_is_what_comes_beside_prompts(num_prefill_tokens)
     assert 0 <= report["calibration_error"] < 1
 
 
-def test_prompts_that_fill_what_a_target_leaves_do_not_end_drafting():
-    alone, beside_prompts = (make_goodput(latency_target_ms=35.0) for _ in range(2))
-    for planner, num_prefill_tokens in ((alone, 0), (beside_prompts, 16)):
-        engine = MadeUpEngine(8, num_prefill_tokens=num_prefill_tokens)
+@pytest.mark.parametrize(
+    ("target_ms", "num_prompt_tokens", "machine"),
+    # In the second the drafter's pass over the prompts would break the target, too.
+    [(35.0, 16, {}), (22.0, 32, {"token_ms": 0.3, "draft_token_ms": 0.08})],
+)
+def test_prompts_that_fill_what_a_target_leaves_do_not_end_drafting(
+    target_ms, num_prompt_tokens, machine
+):
+    alone, beside_prompts = (make_goodput(latency_target_ms=target_ms) for _ in "ab")
+    for planner, num_tokens in ((alone, 0), (beside_prompts, num_prompt_tokens)):
+        engine = MadeUpEngine(8, num_prefill_tokens=num_tokens, **machine)
         planner.fit_profile(engine.profile())
         engine.run(planner, 200)
     assert beside_prompts.plan.depth >= alone.plan.depth > 0
