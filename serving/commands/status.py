@@ -137,9 +137,11 @@ def _add_up(looks: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     for look in looks:
         for replica in look:
             totals = replica.get("totals", {})
-            known = newest.setdefault(replica["replica"], {"before": totals})
+            known = newest.setdefault(replica["replica"], {"before": {}})
+            known.pop("error", None)
+            known["before"] = known["before"] or totals
             # A recording that began anew counts from zero.
-            if totals.get("steps", 0) < known["before"].get("steps", 0):
+            if totals and totals.get("steps", 0) < known["before"].get("steps", 0):
                 known["before"] = dict.fromkeys(totals, 0)
             steps = replica.get("steps") or known.get("steps", [])
             known |= replica | {"steps": steps[-1:]}
@@ -177,16 +179,21 @@ def describe(url: str, status: dict[str, Any]) -> str:
         rows = [_HEAD, *map(_row, replicas)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    elif count:
+        lines.append("the replicas do not answer: what they do is not known")
     return "\n".join(lines)
 
 
 def _row(replica: dict[str, Any]) -> tuple[str, ...]:
-    totals = replica["totals"]
+    name, totals = (replica["replica"][:8], replica["policy"]), replica["totals"]
+    if "error" in replica or not totals:
+        # Of what hangs, or records no steps, nobody knows whether it is idle.
+        unknown = ("-",) * (len(_HEAD) - len(name) - 1)
+        return (*name, *unknown, replica.get("error", "-"))
     [step] = replica["steps"] or [{}]
     seconds, admitted = totals.get("seconds"), totals.get("admitted")
     return (
-        replica["replica"][:8],
-        replica["policy"],
+        *name,
         f"{step.get('running', 0)}",
         f"{step.get('waiting', 0)}",
         f"{totals['emitted'] / seconds:.0f}" if seconds else "idle",

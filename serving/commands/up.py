@@ -159,12 +159,13 @@ def _claim_ports(settings: Settings) -> LocalRay:
                 f"{ports.find_free(http.host, above)}"
             ]
         )
-    dashboard = ports.find_free(
-        "127.0.0.1", http.dashboard_port, frozenset({http.port})
-    )
-    metrics = ports.find_free(
-        "0.0.0.0", http.metrics_port, frozenset({http.port, dashboard})
-    )
+    taken = [http.port]
+    for name, host in (("dashboard_port", "127.0.0.1"), ("metrics_port", "0.0.0.0")):
+        try:
+            taken.append(ports.find_free(host, getattr(http, name), frozenset(taken)))
+        except ValueError as error:
+            raise SettingsError([f"http.{name}: {error}; choose another one"]) from None
+    _, dashboard, metrics = taken
     return LocalRay(dashboard, metrics, Environment.read().redis)
 
 

@@ -41,10 +41,11 @@ def find_free(host: str, wanted: int, taken: frozenset[int] = frozenset()) -> in
     Raises:
         ValueError: None of the hundred ports above is free.
     """
-    for port in range(wanted, min(wanted + 100, 65535) + 1):
+    last = min(wanted + 100, 65535)
+    for port in range(wanted, last + 1):
         if port not in taken and is_free(host, port):
             return port
-    raise ValueError(f"no free port from {wanted} to {wanted + 100}")
+    raise ValueError(f"no free port from {wanted} to {last}")
 
 
 def owner_of(port: int) -> str | None:

@@ -35,6 +35,7 @@ def test_the_archive_tells_what_runs_and_no_secret(tmp_path, monkeypatch, port):
     (logs / "serve").mkdir(parents=True)
     (logs / "serve" / "replica.log").write_text("x" * 300_000 + "\nthe last line")
     (logs / "serve" / "front.log").write_text("Authorization: Bearer abcdefgh12345")
+    (logs / "worker-gone.err").symlink_to("nowhere")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijk")
     access = {"redis_url": "redis://me:hunter2@cache:6379", "allow_anonymous": True}
@@ -51,6 +52,7 @@ def test_the_archive_tells_what_runs_and_no_secret(tmp_path, monkeypatch, port):
     end = parts["logs/serve/replica.log"]
     assert end.endswith("the last line")
     assert len(end) < 150_000
+    assert "cannot be read" in parts["logs/worker-gone.err"]
     everything = "".join(parts.values())
     for secret in ("hunter2", "hf_abcdefghijk", "abcdefgh12345"):
         assert secret not in everything

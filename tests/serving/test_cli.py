@@ -19,6 +19,7 @@ from serving.cli import main
 from serving.commands import drain, up
 from serving.commands.console import Console
 from serving.commands.up import with_access, with_board_text
+from serving.local.ports import find_free
 from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import (
     DEMO_CONFIG,
@@ -135,6 +136,18 @@ def test_a_port_that_takes_privileges_is_said_to(capsys, monkeypatch):
     assert (
         "80 is in use, or takes privileges; choose another" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("127.0.0.1", "dashboard"), ("", "metrics")]
+)
+def test_a_port_near_the_last_that_is_in_use_is_named(capsys, host, name):
+    with socket.socket() as other:
+        other.bind((host, 65535))
+        options = (f"--port={find_free('127.0.0.1', 18000)}", "--set")
+        options += (f"http.{name}_port=65535",)
+        assert main(["up", "--config", str(DEMO_CONFIG), *options]) == 2
+    assert f"http.{name}_port: no free port from 65535 to" in capsys.readouterr().err
 
 
 def test_a_file_that_nobody_may_read_is_named(capsys, tmp_path, monkeypatch):

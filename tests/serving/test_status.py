@@ -28,14 +28,19 @@ def event(*replicas: dict[str, Any]) -> bytes:
     return f"data: {json.dumps({'replicas': replicas})}\n\n".encode()
 
 
+STUCK = "The engine does not answer."
+SILENT = b'data: {"error": "The replicas do not answer."}\n\n'
 LOOKS = [
-    # Somebody else has watched the first for long; the second begins anew.
+    # Somebody else has watched the first for long, and it stands still for a moment.
+    # The second begins anew.
     event(replica("abcdefghij", 1000), replica("new", 900)),
-    b'data: {"error": "The replicas do not answer."}\n\n',
+    event({"replica": "abcdefghij", "policy": "goodput", "error": STUCK}),
+    SILENT,
     event(
         replica("abcdefghij", 1050, gain=[1.32, 1.221, 1.439]),
         replica("new", 10, held=True),
         {"replica": "plain", "policy": "none"},
+        {"replica": "stuck", "policy": "goodput", "error": STUCK},
     ),
 ]
 
@@ -78,14 +83,16 @@ def test_each_replica_has_a_line_with_what_it_did_meanwhile_and_what_it_gains(as
     code, said = ask(HEALTHY, (200, b"".join(LOOKS)))
     assert code == 0
     assert "ok, 2 replicas run" in said
-    first, second, plain = said.splitlines()[2:]
+    first, second, plain, stuck = said.splitlines()[2:]
     assert first.split("  ")[0] == "abcdefgh"
     # Fifty steps of 20 ms, five tokens each, of three drafts two accepted.
     for figure in ("goodput", " 250 ", "67%", "20.0 ms", "1.32 (1.22 to 1.44)"):
         assert figure in first
     assert second.endswith("cannot tell yet, held back")
     assert "20.0 ms" in second
-    assert plain.split() == ["plain", "none", "0", "0", "idle", "-", "-", "-", "-"]
+    # Of neither is known that it is idle.
+    assert plain.split() == ["plain", "none", *"-------"]
+    assert stuck.split(maxsplit=8) == ["stuck", "goodput", *"------", STUCK]
     # Programs get the same.
     code, said = ask(HEALTHY, (200, b"".join(LOOKS)), "--json")
     told = json.loads(said)
@@ -105,6 +112,7 @@ UNREADABLE = "no answer that can be read"
         (HEALTHY, (404, b"none"), False, "http.board: false"),
         ((200, STALE), (404, b""), False, "told nothing for 7.0 s"),
         ((200, IDLE), (200, event()), False, "idle, 0"),
+        (HEALTHY, (200, SILENT), False, "2 replicas run\nthe replicas do not answer"),
         ((503, NONE), None, True, "503: No engine replica is running"),
         (HEALTHY, (401, {"error": {"message": "?"}}), True, "by --key or TETRIS"),
         (HEALTHY, (503, b"<html>"), True, "503: Service Unavailable"),
