@@ -85,7 +85,7 @@ def render_first_page():
             ["the best `tetris` for each", *best("tetris")],
             ["`goodput`", *of("goodput:6")],
             ["`goodput` over no speculation", *gains(results)],
-            ["the same in another run", *gains(others)],
+            ["the same in an older run", *gains(others)],
             ["the same, sampled at temperature 1", *gains(sampled)],
         ]
     )

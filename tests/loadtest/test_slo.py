@@ -1,8 +1,10 @@
 """Latency classes against load: arrivals, figures, and one run on real engines."""
 
 import json
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from loadtest.experiment import Turn
 from loadtest.models.recipe import DRAFT_DIR
 from loadtest.slo.cli import main
 from loadtest.slo.plan import Plan, RequestKind, Units, make_stream, parse_class_arm
+from loadtest.slo.report import write_report
 from loadtest.slo.run import Bench, Store, read_units
 from loadtest.slo.summary import (
     average_rounds,
@@ -190,6 +193,15 @@ def test_an_arm_is_told_of_classes_as_much_as_its_name_says():
     assert told["goodput:6@classes"]["batch"] == own
     with pytest.raises(ValueError, match="after @"):
         parse_class_arm("none@all")
+
+
+def test_committed_results_are_what_was_measured(tmp_path):
+    committed = Path(__file__).parents[2] / "loadtest" / "results" / "slo-cpu"
+    for name in ("measurements.jsonl", "settings.json", "environment.json"):
+        shutil.copy(committed / name, tmp_path)
+    write_report(Store(tmp_path))
+    for name in ("results.md", "results.json"):
+        assert (tmp_path / name).read_text("utf-8") == (committed / name).read_text()
 
 
 @pytest.mark.vllm
