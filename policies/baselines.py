@@ -171,15 +171,16 @@ class DynamicPlanner(Planner):
         rate = self._acceptance_rate
         tokens = num_reqs * np.cumsum(rate**lengths)
         num_target_tokens: NDArray[np.float64] = num_reqs * (1.0 + lengths)
-        num_target_tokens += self.cost.usual_prefill_tokens
+
+        prompts = self.cost.prompts
         step_ms = (
-            self.cost.target.predict(num_target_tokens)
+            prompts.pass_ms(self.cost.target, num_target_tokens)
+            + prompts.pass_ms(self.cost.draft_first, num_target_tokens) * drafting
             + self.cost.context_ms(self._context_per_req * num_reqs)
             + self.cost.sampling.predict_ms(num_reqs, num_reqs * lengths)
-            + self.cost.draft_first.predict(num_target_tokens) * drafting
             + np.maximum(lengths - 1, 0) * self.cost.draft_next.predict(float(num_reqs))
             + self.cost.host_ms(num_reqs)
-            - self.cost.prompt_ms(num_reqs)
+            - prompts.more_ms(self.cost.target, num_reqs)
         )
         if self._depth == 0:
             self._exploration.set_cost(
@@ -221,7 +222,7 @@ class DynamicPlanner(Planner):
         self._exploration.note_skipped_steps(num_steps)
         if self.limits.skips_drafter:
             self._backlog.note_skipped_steps(num_steps)
-        self.cost.note_skipped_steps(num_steps)
+        self.cost.prompts.skip(num_steps)
 
     def fit_profile(self, profile: CostProfile) -> None:
         """Start from forward passes timed at start-up instead of from priors."""

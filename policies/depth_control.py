@@ -189,7 +189,7 @@ class DepthControl:
         """Return the depth of most goodput where everything drafted is verified."""
         estimate = self.recent.estimate_depths(self.acceptance.typical())
         costs, skips_drafter = self.costs, self.limits.skips_drafter
-        prompt_ms = costs.cost.prompt_ms(num_reqs)
+        prompt_ms = costs.cost.prompts.more_ms(costs.cost.target, num_reqs)
         step_ms = costs.estimate_ms(
             estimate, num_reqs, prompt_ms, skips_drafter=skips_drafter
         )
@@ -227,7 +227,7 @@ class DepthControl:
         estimate, costs = self._estimate, self.costs
         assert estimate is not None
         skips_drafter = self.limits.skips_drafter
-        prompt_ms = costs.cost.prompt_ms(num_reqs)
+        prompt_ms = costs.cost.prompts.more_ms(costs.cost.target, num_reqs)
         step_ms = costs.estimate_ms(
             estimate, num_reqs, prompt_ms, skips_drafter=skips_drafter
         )
@@ -238,10 +238,9 @@ class DepthControl:
             # Prompts are fitted into what a target leaves (`choose_prefill_tokens`): as
             # a reason to draft less they would get ever more of it. So is the drafter's
             # pass over them, which is part of what drafting costs.
-            first, usual = costs.cost.draft_first, costs.cost.usual_prefill_tokens
             pass_ms = np.zeros((step_ms.shape[0], 1))
-            pass_ms[int(skips_drafter) :] = first.at(num_reqs + usual) - first.at(
-                num_reqs
+            pass_ms[int(skips_drafter) :] = costs.cost.prompts.more_ms(
+                costs.cost.draft_first, num_reqs
             )
             max_step_ms = pass_ms + self._limit_ms(
                 estimate, step_ms - pass_ms, num_reqs, latency_target_ms

@@ -199,7 +199,7 @@ class GoodputPlanner(Planner):
     def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps at depth 0 that nobody asked about."""
         self.depth.note_skipped_steps(num_steps)
-        self.cost.note_skipped_steps(num_steps)
+        self.cost.prompts.skip(num_steps)
 
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""

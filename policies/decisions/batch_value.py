@@ -66,7 +66,7 @@ def value_batches(
     sizes = np.arange(1, max_reqs + 1, dtype=np.float64)
     depths, tokens = np.arange(tokens_by_depth.size)[:, None], tokens_by_depth[:, None]
     # Who keeps fewer running begins fewer.
-    prompts = sizes * (cost.usual_prefill_tokens / num_running)
+    prompts = sizes * (cost.prompts.mean_tokens / num_running)
     passes_ms: NDArray[np.float64] = cost.host.predict(sizes) + cost.batch_ms(
         sizes, context_per_req
     )

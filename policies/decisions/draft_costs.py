@@ -68,55 +68,62 @@ class DraftCosts:
     ) -> NDArray[np.float64]:
         """Return the time of steps, by depth and survival threshold, less the prompts'.
 
-        A draft is priced in a pass that carries the usual prompts, where padding ends.
-        But what these take of the target is taken out: whoever brings more tokens a
-        step ends requests sooner and meets more prompts, so that a token pays for the
-        same share of a prompt at every depth. Counted by the step it would be spread
-        over more tokens the deeper the drafts are, and drafts would win by it.
+        A draft is priced in passes of which some carry prompts, as usual. But what
+        these take of the target is taken out: whoever brings more tokens a step ends
+        requests sooner and meets more prompts, so that a token pays for the same share
+        of a prompt at every depth. Counted by the step it would be spread over more
+        tokens the deeper the drafts are, and drafts would win by it.
 
         Args:
             estimate: From `depth.estimate_depths`.
             num_reqs: Requests that decode.
-            prompt_ms: What the usual prompts take (`StepCost.prompt_ms`).
+            prompt_ms: What the usual prompts take (`UsualPrompts.more_ms`).
             skips_drafter: At depth 0 no drafter pass runs at all.
 
         Returns:
             `[max_depth + 1, num_thresholds]`, as the estimate's arrays, > 0.
         """
         num_drafts = num_reqs * estimate.verified
-        step_ms = self.verify_ms(num_reqs, num_drafts, self.cost.usual_prefill_tokens)
-        step_ms += self.cost.host_ms(num_reqs) - prompt_ms
-        if self.cost.context_per_req > 0.0:
-            step_ms += self.cost.context_ms(self.cost.context_per_req * num_reqs)
-        depths = np.arange(estimate.verified.shape[0])
-        step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
+        cost, prompts = self.cost, self.cost.prompts
+        step_ms = prompts.pass_ms(cost.target, num_reqs + num_drafts)
+        first_ms = prompts.pass_ms(cost.draft_first, num_reqs + num_drafts)
         if skips_drafter:
-            num_tokens = num_reqs + self.cost.usual_prefill_tokens
-            step_ms[0] -= self.cost.draft_first.at(num_tokens)
+            first_ms[0] = 0.0
+        step_ms += first_ms + cost.sampling.predict_ms(num_reqs, num_drafts)
+        step_ms += cost.host_ms(num_reqs) - prompt_ms
+        if cost.context_per_req > 0.0:
+            step_ms += cost.context_ms(cost.context_per_req * num_reqs)
+        depths = np.arange(estimate.verified.shape[0])
+        step_ms += cost.draft_next_ms(num_reqs, depths)[:, None]
         return step_ms
+
+    def _passes_ms(
+        self, num_tokens: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what both models' first passes take with the usual prompts."""
+        cost = self.cost
+        prompts = cost.prompts
+        return (
+            prompts.pass_ms(cost.target, num_tokens),
+            prompts.pass_ms(cost.draft_first, num_tokens),
+        )
 
     def plain_ms(self, num_reqs: int, *, skips_drafter: bool) -> float:
         """Return the time of a step at depth 0, with the usual prompts."""
-        num_tokens = num_reqs + self.cost.usual_prefill_tokens
-        step_ms = self.cost.target.at(num_tokens) + self.cost.host_ms(num_reqs)
+        target_ms, first_ms = self._passes_ms(np.array([float(num_reqs)]))
+        step_ms = float(target_ms[0]) + self.cost.host_ms(num_reqs)
         step_ms += float(self.cost.sampling.predict_ms(num_reqs, 0.0))
         step_ms += self.cost.context_ms(self.cost.context_per_req * num_reqs)
-        if not skips_drafter:
-            step_ms += self.cost.draft_first.at(num_tokens)
-        return step_ms
+        return step_ms if skips_drafter else step_ms + float(first_ms[0])
 
     def explore_ms(self, num_reqs: int, depth: int, *, skips_drafter: bool) -> float:
         """Return what drafting adds to such a step if half the requests verify one."""
-        target, num_tokens = self.cost.target, num_reqs + self.cost.usual_prefill_tokens
-        num_drafts = 0.5 * num_reqs + 1
-        extra_ms = target.at(num_tokens + num_drafts) - target.at(num_tokens)
-        with_drafts, without = self.cost.sampling.predict_ms(
-            num_reqs, np.array([num_drafts, 0])
-        )
-        extra_ms += float(with_drafts - without)
+        num_drafts = np.array([0.0, 0.5 * num_reqs + 1])
+        target_ms, first_ms = self._passes_ms(num_reqs + num_drafts)
+        step_ms = target_ms + self.cost.sampling.predict_ms(num_reqs, num_drafts)
+        extra_ms = float(step_ms[1] - step_ms[0])
         extra_ms += float(self.cost.draft_next_ms(num_reqs, depth))
-        first_ms = self.cost.draft_first.at(num_tokens)
-        return extra_ms + (first_ms if skips_drafter else 0.0)
+        return extra_ms + (float(first_ms[0]) if skips_drafter else 0.0)
 
     def fixed_ms(self, batch: DraftBatch) -> float:
         """Return the time of the parts that do not depend on what is verified."""
@@ -137,7 +144,10 @@ class DraftCosts:
         # Past the first draft: what comes with that is the plan's to weigh.
         width = self.expect_width(num_decodes)
         ends = np.array([1.0, 1.0 + width])
-        ends_ms = self.verify_ms(num_decodes, ends, self.cost.usual_prefill_tokens)
+        cost, prompts = self.cost, self.cost.prompts
+        ends_ms = prompts.pass_ms(cost.target, num_decodes + ends)
+        ends_ms += prompts.pass_ms(cost.draft_first, num_decodes + ends)
+        ends_ms += cost.sampling.predict_ms(num_decodes, ends)
         return survival_threshold(ends_ms, width, self.plan.tokens_per_ms)
 
     def pass_price(self, num_reqs: int) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from policies.estimators.cost_table import CostTable
 from policies.estimators.sampling_cost import SamplingCost
 from policies.estimators.state import read_part
+from policies.estimators.usual_prompts import UsualPrompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,15 +20,9 @@ if TYPE_CHECKING:
 
     from policies.types import CostProfile, StepTiming
 
-
 MIN_STEPS_TO_EXPORT = 100
 """Measured steps from which on what was learnt is worth more to a new replica than its
 own start-up profile."""
-
-
-PROMPT_SMOOTHING = 1 / 32
-"""Weight of the newest step in the mean of prompt tokens: a prompt comes in a few steps
-of a hundred, and what counts is their share of all."""
 
 
 @dataclass(slots=True)
@@ -54,8 +49,7 @@ class StepCost:
         sampling: What sampling and judging cost.
         context_per_req: KV positions of a request in the latest step; 0 where it is not
             known.
-        usual_prefill_tokens: Prompt tokens that a step carries, by the mean of recent
-            ones; what a coming step is expected to carry.
+        prompts: What a coming step is expected to carry of them.
         num_steps: Steps observed so far.
         num_dropped_timings: Steps and profiles whose clock readings were impossible;
             nothing was learnt from them.
@@ -72,7 +66,7 @@ class StepCost:
     host: CostTable = field(init=False)
     sampling: SamplingCost = field(init=False)
     context_per_req: float = field(init=False, default=0.0)
-    usual_prefill_tokens: float = field(init=False, default=0.0)
+    prompts: UsualPrompts = field(init=False, default_factory=UsualPrompts)
     num_steps: int = field(init=False, default=0)
     num_dropped_timings: int = field(init=False, default=0)
     _noted: list[StepTiming] = field(init=False, default_factory=list)
@@ -163,11 +157,6 @@ class StepCost:
         """Return the time of the rest of the step."""
         return self.host.at(num_reqs)
 
-    def prompt_ms(self, num_reqs: int) -> float:
-        """Return what the usual prompts add to the target's pass, without drafts."""
-        usual = self.usual_prefill_tokens
-        return self.target.at(num_reqs + usual) - self.target.at(num_reqs)
-
     def predict_ms(self, timing: StepTiming) -> float:
         """Predict the whole of a step that has been measured."""
         return (
@@ -175,7 +164,7 @@ class StepCost:
             + self.context_ms(timing.num_context_tokens)
             + self.sampling.predict_step_ms(timing)
             + self._predict_draft_ms(timing)
-            + self.host_ms(timing.num_reqs)
+            + self.host.at(timing.num_reqs)
         )
 
     def _predict_draft_ms(self, timing: StepTiming) -> float:
@@ -196,6 +185,7 @@ class StepCost:
             self.num_dropped_timings += 1
             return math.nan
         error = self._note_error(timing)
+        self.prompts.note((timing.num_prefill_tokens,))
         self._learn(timing)
         return error
 
@@ -218,6 +208,7 @@ class StepCost:
         self.num_dropped_timings += len(timings) - len(possible)
         for timing in possible:
             self._note_error(timing)
+        self.prompts.note([timing.num_prefill_tokens for timing in possible])
         for timing in possible:
             self._learn(timing)
 
@@ -229,8 +220,6 @@ class StepCost:
         rate = max(0.02, 1.0 / self.num_steps)
         self._error += rate * (min(error, 1.0) - self._error)
         self.context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
-        change = timing.num_prefill_tokens - self.usual_prefill_tokens
-        self.usual_prefill_tokens += PROMPT_SMOOTHING * change
         return error
 
     def _learn(self, timing: StepTiming) -> None:
@@ -251,10 +240,6 @@ class StepCost:
             self.draft_next.rescale(drift)
         self.host.observe(timing.num_reqs, timing.host_ms)
         self.sampling.observe(timing)
-
-    def note_skipped_steps(self, num_steps: int) -> None:
-        """Count steps that carried no prompt and were not observed."""
-        self.usual_prefill_tokens *= (1.0 - PROMPT_SMOOTHING) ** num_steps
 
     def report(self) -> dict[str, float]:
         """Return gauges for telemetry."""

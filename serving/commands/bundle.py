@@ -4,7 +4,6 @@ Versions, the settings without their secrets, what the running server says of it
 the ends of its logs, as one archive.
 """
 
-import contextlib
 import importlib.metadata
 import io
 import json
@@ -23,6 +22,7 @@ import yaml
 
 from serving.commands.console import Console
 from serving.commands.doctor import examine
+from serving.local.logs import changed_at, find_logs
 from serving.settings.finding import Finding
 from serving.settings.key_file import KEY_PREFIX
 from serving.settings.model import Environment, Settings
@@ -102,7 +102,7 @@ def _collect(settings: Settings) -> Iterator[tuple[str, str]]:
     folder = find_logs()
     logs = [path for pattern in _LOGS for path in folder.glob(pattern)]
     # The latest first, where there are more than anybody reads.
-    logs.sort(key=_changed_at, reverse=True)
+    logs.sort(key=changed_at, reverse=True)
     for path in logs[:_MAX_LOGS]:
         yield f"logs/{path.relative_to(folder)}", _end_of(path)
 
@@ -152,19 +152,6 @@ def _ask(url: str) -> str:
         return f"{url}: {error.code}\n{error.read().decode(errors='replace')}"
     except OSError as error:
         return f"{url}: no answer ({error})"
-
-
-def find_logs() -> Path:
-    """Return the folder of the logs of this machine's latest Ray."""
-    root = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
-    return root / "ray" / "session_latest" / "logs"
-
-
-def _changed_at(path: Path) -> float:
-    # Ray's own cleaning may be quicker.
-    with contextlib.suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
 
 
 def _end_of(path: Path) -> str:

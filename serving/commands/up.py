@@ -21,9 +21,9 @@ from serving.local.local_ray import (
     prepare_environment,
     token_file,
 )
+from serving.local.logs import find_root_causes
 from serving.local.startup import (
     StartupError,
-    find_root_causes,
     wait_until_answering,
     wait_until_running,
 )

@@ -1,30 +1,18 @@
-"""Watch an application start: its progress, and the real reason when it fails."""
+"""Watch an application start, and tell of its progress."""
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final
 
 import httpx
 
 from serving.app import ENGINES
+from serving.local.logs import EXCEPTION
 
 _POLL_S: Final = 0.5
 _MAX_EXPLANATION_LINES: Final = 4
-_MAX_CAUSES: Final = 5
-_EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt): .+")
-_PROCESS_PREFIX = re.compile(r"^\(\w+[^)]* pid=\d+\) (?:ERROR [^\]]*\] ?)?")
 _PYDANTIC_TAIL = re.compile(r" \[type=\w+, input_value=.*", re.DOTALL)
-_SYMPTOMS: Final = (
-    "Engine core initialization failed",
-    "WorkerProc initialization failed",
-    "EngineCore failed to start",
-    "Failed core proc",
-    "ActorDiedError",
-    "please check the stack trace above",
-)
-"""Messages by which vLLM and Ray say that something else has failed before."""
 
 
 class StartupError(RuntimeError):
@@ -98,34 +86,6 @@ def wait_until_answering(
     raise StartupError(f"{base_url} does not answer ({problem})")
 
 
-def find_root_causes(log_dir: Path) -> list[str]:
-    """Find the exceptions behind a failed start in the logs of Ray's workers.
-
-    vLLM's engine runs in processes of its own, so the replica's own exception only
-    says that they failed.
-
-    Args:
-        log_dir: Folder of the Ray session's logs.
-
-    Returns:
-        The last distinct exception lines, oldest first; symptoms are left out.
-    """
-    causes: dict[str, None] = {}
-    for file in sorted(log_dir.glob("worker-*.*"), key=lambda f: f.stat().st_mtime):
-        for line in _exception_lines(file):
-            if not any(symptom in line for symptom in _SYMPTOMS):
-                causes.setdefault(line)
-    return list(causes)[-_MAX_CAUSES:]
-
-
-def _exception_lines(file: Path) -> Iterator[str]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            text = _PROCESS_PREFIX.sub("", line.strip()).strip()
-            if _EXCEPTION.match(text):
-                yield text[:500]
-
-
 def _progress(application: Any) -> str:
     states = [
         f"{_role(name)}: {', '.join(_states(deployment)) or 'waiting'}"
@@ -159,7 +119,7 @@ def _failure(application: Any) -> str | None:
 def _last_exception(message: str) -> str:
     """Return the last exception of a traceback, with the lines that explain it."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    starts = [i for i, line in enumerate(lines) if _EXCEPTION.match(line)]
+    starts = [i for i, line in enumerate(lines) if EXCEPTION.match(line)]
     if not starts:
         return lines[-1] if lines else "failed without a message"
     text = " ".join(lines[starts[-1] : starts[-1] + _MAX_EXPLANATION_LINES])

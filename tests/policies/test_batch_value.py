@@ -70,7 +70,7 @@ def test_a_target_that_does_not_pay_empties_nothing(cost, classes):
 def test_prompts_that_steps_carry_take_their_part(cost):
     tight, loose = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
     # One prompt token with each of the 16 that run: 11 + 3 n ms.
-    cost.usual_prefill_tokens = 16.0
+    cost.prompts.mean_tokens = 16.0
     assert count_running(cost, tight, loose) == 20
 
 

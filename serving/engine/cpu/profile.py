@@ -22,6 +22,10 @@ logger = init_logger(__name__)
 _NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _NUM_ROUNDS = 6
 _TIME_LIMIT_S = 3.0
+_MANY_TOKENS = 32
+"""Passes over more are left out of all but the first and the last two rounds: one takes
+as long as several over few, which decide most and of which a single timing says little.
+"""
 
 
 def profile_passes(runner: GPUModelRunner) -> CostProfile | None:
@@ -55,10 +59,13 @@ def _profile(runner: GPUModelRunner) -> CostProfile:
     # Round by round, not count by count: a neighbour's burst then spoils one round of
     # many counts, not all of one, which would look dear for good. The fastest run of
     # each count counts; the others waited for something else.
-    for _ in range(_NUM_ROUNDS):
+    for number in range(_NUM_ROUNDS):
+        is_whole = number in {0, _NUM_ROUNDS - 2, _NUM_ROUNDS - 1}
         for index, num_tokens in enumerate(counts):
             if time.perf_counter() > deadline_s:
                 break
+            if num_tokens > _MANY_TOKENS and not is_whole:
+                continue
             run_target = partial(_run_target, runner, num_tokens)
             target_ms[index] = min(target_ms[index], _time_ms(run_target))
             if drafter is not None:
