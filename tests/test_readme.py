@@ -35,15 +35,24 @@ def write_table(lines):
 def render_sweeps():
     """Render the load test's tables: the best of a load in bold."""
     engines = json.loads((RESULTS / "small" / "results.json").read_text())
-    served = json.loads((HTTP_RESULTS / "smollm2" / "results.json").read_text())
-    rates = {
-        (row["arm"], int(row["level"])): round(row["output_tokens_per_s"]["median"])
-        for row in served["rows"]
-    }
-    return [render_rates(read_rates(engines)), render_rates(rates)]
+    tables = [render_rates(read_rates(engines))]
+    for name in ("smollm2", "smollm2-t1"):
+        served = json.loads((HTTP_RESULTS / name / "results.json").read_text())
+        rates = {
+            (row["arm"], int(row["level"])): round(row["output_tokens_per_s"]["median"])
+            for row in served["rows"]
+        }
+        gains = [
+            "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**one)
+            for one in served["ratios"]
+            if (one["arm"], one["against"]) == ("goodput:6", "none")
+            and one["metric"] == "output_tokens_per_s"
+        ]
+        tables.append(render_rates(rates, ["`goodput` over `none`", *gains]))
+    return tables
 
 
-def render_rates(rates):
+def render_rates(rates, *more):
     loads = sorted({load for _, load in rates})
     best = [max(rates[one] for one in rates if one[1] == load) for load in loads]
     lines = [["in flight", *loads]]
@@ -51,7 +60,7 @@ def render_rates(rates):
         cells = [rates[policy, load] for load in loads]
         bold = [f"**{n}**" if n == m else n for n, m in zip(cells, best, strict=True)]
         lines.append([f"`{policy}`", *bold])
-    return write_table(lines)
+    return write_table([*lines, *more])
 
 
 def render_first_page():
