@@ -171,7 +171,6 @@ class DynamicPlanner(Planner):
         rate = self._acceptance_rate
         tokens = num_reqs * np.cumsum(rate**lengths)
         num_target_tokens: NDArray[np.float64] = num_reqs * (1.0 + lengths)
-
         prompts = self.cost.prompts
         step_ms = (
             prompts.pass_ms(self.cost.target, num_target_tokens)

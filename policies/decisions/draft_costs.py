@@ -58,6 +58,13 @@ class DraftCosts:
         self.cost.draft_first.add_range(costs_ms, num_tokens)
         return costs_ms
 
+    def _passes_ms(
+        self, num_tokens: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what both models' first passes take with the usual prompts."""
+        cost, mean_ms = self.cost, self.cost.prompts.pass_ms
+        return mean_ms(cost.target, num_tokens), mean_ms(cost.draft_first, num_tokens)
+
     def estimate_ms(
         self,
         estimate: DepthEstimate,
@@ -84,9 +91,8 @@ class DraftCosts:
             `[max_depth + 1, num_thresholds]`, as the estimate's arrays, > 0.
         """
         num_drafts = num_reqs * estimate.verified
-        cost, prompts = self.cost, self.cost.prompts
-        step_ms = prompts.pass_ms(cost.target, num_reqs + num_drafts)
-        first_ms = prompts.pass_ms(cost.draft_first, num_reqs + num_drafts)
+        cost = self.cost
+        step_ms, first_ms = self._passes_ms(num_reqs + num_drafts)
         if skips_drafter:
             first_ms[0] = 0.0
         step_ms += first_ms + cost.sampling.predict_ms(num_reqs, num_drafts)
@@ -96,17 +102,6 @@ class DraftCosts:
         depths = np.arange(estimate.verified.shape[0])
         step_ms += cost.draft_next_ms(num_reqs, depths)[:, None]
         return step_ms
-
-    def _passes_ms(
-        self, num_tokens: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what both models' first passes take with the usual prompts."""
-        cost = self.cost
-        prompts = cost.prompts
-        return (
-            prompts.pass_ms(cost.target, num_tokens),
-            prompts.pass_ms(cost.draft_first, num_tokens),
-        )
 
     def plain_ms(self, num_reqs: int, *, skips_drafter: bool) -> float:
         """Return the time of a step at depth 0, with the usual prompts."""
@@ -144,10 +139,9 @@ class DraftCosts:
         # Past the first draft: what comes with that is the plan's to weigh.
         width = self.expect_width(num_decodes)
         ends = np.array([1.0, 1.0 + width])
-        cost, prompts = self.cost, self.cost.prompts
-        ends_ms = prompts.pass_ms(cost.target, num_decodes + ends)
-        ends_ms += prompts.pass_ms(cost.draft_first, num_decodes + ends)
-        ends_ms += cost.sampling.predict_ms(num_decodes, ends)
+        target_ms, first_ms = self._passes_ms(num_decodes + ends)
+        sampling_ms = self.cost.sampling.predict_ms(num_decodes, ends)
+        ends_ms = target_ms + first_ms + sampling_ms
         return survival_threshold(ends_ms, width, self.plan.tokens_per_ms)
 
     def pass_price(self, num_reqs: int) -> float:

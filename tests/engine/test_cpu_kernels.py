@@ -23,7 +23,7 @@ def test_our_engine_samples_by_them_and_times_its_passes(tiny_pair, plain, monke
     from vllm.platforms import current_platform
     from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
-    from serving.engine.cpu.profile import profile_passes
+    from serving.engine.cpu import profile as module
 
     prompts, params = draw_prompts(6), greedy()
     expected = plain.answer(prompts, params)
@@ -34,9 +34,13 @@ def test_our_engine_samples_by_them_and_times_its_passes(tiny_pair, plain, monke
         per_token = expand_batch_to_tokens(TEMPERATURE, CU_NUM_TOKENS, 5, 0, 1)
         answers = engine.answer(prompts, params)
         num_accepted = engine.counters.num_accepted_tokens
-        profile = profile_passes(engine.runner)
+        profile = module.profile_passes(engine.runner)
+        timed: list[int] = []
+        with monkeypatch.context() as counted:
+            counted.setattr(module, "_run_target", lambda _, n: timed.append(n))
+            module.profile_passes(engine.runner)
         monkeypatch.setattr(engine.runner, "_dummy_run", lambda _: 1 / 0)
-        broken = profile_passes(engine.runner)
+        broken = module.profile_passes(engine.runner)
     torch.testing.assert_close(per_token, PER_TOKEN)
     assert answers == expected
     assert num_accepted > 0
@@ -44,6 +48,8 @@ def test_our_engine_samples_by_them_and_times_its_passes(tiny_pair, plain, monke
     times_ms = np.array([profile.target_ms, profile.draft_ms])
     assert times_ms.shape == (2, len(profile.num_tokens))
     assert (np.isfinite(times_ms) & (times_ms > 0.0)).all()
+    # Short passes, which decide most, are timed oftener than those that take long.
+    assert [timed.count(n) for n in (1, 32, 64)] == [6, 6, 3]
     # An engine that cannot be profiled serves all the same.
     assert broken is None
 
