@@ -41,6 +41,15 @@ MAX_PROBE_SHARE = 0.002
 about what drafting gains: where that is little, probes are cheap, and it is there that
 a wrong price decides."""
 
+FIRST_PROBE = 8
+"""Steps until the first probe at a load, then twice as many each time: what a plain
+step of so many requests costs was only guessed, from other loads or from one timing at
+the start. A guess a sixth too dear had SmolLM2 draft for 9 s, to the first probe, when
+16 requests came after 4."""
+
+DOUBTFUL_GAIN = 1.5
+"""A gain above it is none of a guess so wrong, and every probe would cost it."""
+
 TIME_PASS_EVERY = 64
 """Steps in a row that end their drafts after one pass, at most: the price of a second
 pass would be an old one otherwise, and confirm itself."""
@@ -62,6 +71,7 @@ class Exploration:
     _interval: float = field(init=False, default=EXPLORE_EVERY)
     _steps_at_zero: int = field(init=False, default=0)
     _steps_since_probe: int = field(init=False, default=0)
+    _first_probe: dict[int, int] = field(init=False, default_factory=dict)
 
     def set_cost(
         self,
@@ -129,22 +139,33 @@ class Exploration:
             self._steps_since_pass = 0
         return is_due
 
-    def is_probing(self, gain: float, *, has_prompts: bool = False) -> bool:
+    def is_probing(
+        self, gain: float, num_reqs: int, *, has_prompts: bool = False
+    ) -> bool:
         """Tell, once a step, whether its drafts are left unverified.
 
         Args:
             gain: Tokens per second that drafting promises, over those without it.
+            num_reqs: Requests that decode.
             has_prompts: Of the step, which says little of a plain one then; it is
                 probed only where no other comes for long.
         """
         self._steps_since_probe += 1
         interval = (gain - 1.0) / MAX_PROBE_SHARE
-        interval = min(max(interval, EXPLORE_EVERY), PROBE_EVERY)
+        if interval < EXPLORE_EVERY:
+            interval = EXPLORE_EVERY
+        elif interval > PROBE_EVERY:
+            interval = PROBE_EVERY
+        load = num_reqs if num_reqs < 16 else 16 + num_reqs // 8
+        first = self._first_probe.get(load, FIRST_PROBE)
+        if first < interval and gain < DOUBTFUL_GAIN:
+            interval = first
         if has_prompts:
             interval *= 2
         if self.exploring or self._steps_since_probe < interval:
             return False
         self._steps_since_probe = 0
+        self._first_probe[load] = 2 * first
         return True
 
 

@@ -122,7 +122,7 @@ class GoodputPlanner(Planner):
         # Who has a latency target counts on its drafts, whatever all of them gain.
         gain = self.plan.gain if batch.latency_targets_ms is None else np.inf
         is_probe = exploration.is_probing(
-            gain, has_prompts=batch.num_prefill_tokens > 0
+            gain, batch.num_decodes, has_prompts=batch.num_prefill_tokens > 0
         )
         if is_probe:
             nothing = np.zeros_like(batch.num_draft_tokens)

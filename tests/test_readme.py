@@ -37,19 +37,27 @@ def render_sweeps():
     engines = json.loads((RESULTS / "small" / "results.json").read_text())
     tables = [render_rates(read_rates(engines))]
     for name in ("smollm2", "smollm2-t1"):
-        served = json.loads((HTTP_RESULTS / name / "results.json").read_text())
+        served = read_served(name)
         rates = {
             (row["arm"], int(row["level"])): round(row["output_tokens_per_s"]["median"])
             for row in served["rows"]
         }
-        gains = [
-            "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**one)
-            for one in served["ratios"]
-            if (one["arm"], one["against"]) == ("goodput:6", "none")
-            and one["metric"] == "output_tokens_per_s"
-        ]
-        tables.append(render_rates(rates, ["`goodput` over `none`", *gains]))
+        gains = [["`goodput` over `none`", *gains_of(served)]]
+        if name == "smollm2-t1":
+            gains.append(["the same since", *gains_of(read_served(f"{name}-probes"))])
+        tables.append(render_rates(rates, *gains))
     return tables
+
+
+def read_served(name):
+    return json.loads((HTTP_RESULTS / name / "results.json").read_text())
+
+
+def gains_of(served):
+    for one in served["ratios"]:
+        kind = one["arm"], one["against"], one["metric"]
+        if kind == ("goodput:6", "none", "output_tokens_per_s"):
+            yield "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**one)
 
 
 def render_rates(rates, *more):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.policies.made_up import MadeUpEngine, make_goodput
 
-SEEDS = range(4)
+SEEDS = range(12)
 
 
 def wander(jitter, step, seed):
