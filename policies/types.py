@@ -100,12 +100,15 @@ class VerificationOutcome:
         confidence: `[num_reqs, max_depth]`, float64, 0-1, of the very drafts that were
             verified, from an engine that selects before it knows them; None where
             they are those that `select` was last shown.
+        num_unlearnt: Drafts accepted besides, of which nothing may be learnt: a
+            watchdog's tries, or all of a step that was planned by nobody.
     """
 
     num_verified: NDArray[np.int64]
     num_accepted: NDArray[np.int64]
     req_ids: tuple[Hashable, ...] = ()
     confidence: NDArray[np.float64] | None = None
+    num_unlearnt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

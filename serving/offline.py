@@ -34,7 +34,7 @@ def start_arguments(
         SettingsError: One line for each fault.
     """
     parsed = parse_settings(settings)
-    if problems := list(find_adapter_problems(parsed)):
+    if problems := [*map(str, find_adapter_problems(parsed))]:
         raise SettingsError(problems)
     arguments = engine_kwargs_of(parsed) | {
         "model": parsed.model.target,

@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.audit.block import Block, Neighbours, SeenStep
 from policies.audit.gain import estimate_cost, report_gains
-from policies.audit.holding import Holding
+from policies.audit.holding import MIN_RUN, Holding
 from policies.audit.ledger import Ledger
 from policies.audit.schedule import BLOCK_STEPS, AuditSchedule
 from policies.planner import Planner
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
         DraftBatch,
         StepTiming,
     )
-
-MIN_RUN = 8
-"""Steps in a row that drafted before a block may begin. A policy that rests does what
-`none` does, and an exploring step of it is no sample of how it speculates."""
 
 _NOTHING = VerificationOutcome(np.empty(0, np.int64), np.empty(0, np.int64))
 
@@ -117,9 +113,9 @@ class AuditedPlanner(Planner):
         if num_reqs < 1:
             return self.inner.choose_depth(num_reqs, latency_target_ms)
         self._close_untimed()
-        trial = self.holding.at(num_reqs)
+        trial = self.holding.visit(num_reqs)
         is_due = self.schedule.is_due(is_trial=trial.is_open)
-        self._hold(trial.hold_steps > 0)
+        self._hold(trial.hold_steps > 0 or (self._is_held and trial.passes_by))
         trial.spend(1)
         if self._block is None and is_due and self._run >= MIN_RUN:
             self._begin_block(num_reqs, is_trial=trial.is_open)
@@ -157,7 +153,7 @@ class AuditedPlanner(Planner):
             self.inner.observe(outcome)
             return
         # Before it sleeps an engine takes an empty step, which takes nothing back.
-        step.num_accepted += sum(outcome.num_accepted.tolist())
+        step.num_accepted += sum(outcome.num_accepted.tolist()) + outcome.num_unlearnt
         is_own = step.block is None or step.block.num_begun == 1
         self.inner.observe(outcome if is_own else _NOTHING)
 

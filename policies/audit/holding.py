@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING
 
 from policies.audit.gain import estimate_gain
 from policies.audit.ledger import LoadSums
+from policies.audit.schedule import BLOCK_STEPS
 
 if TYPE_CHECKING:
     from policies.audit.block import BlockResult
     from policies.audit.gain import Gain
+
+MIN_RUN = 8
+"""Steps in a row that drafted before a block may begin. A policy that rests does what
+`none` does, and an exploring step of it is no sample of how it speculates."""
+
+MIN_VISIT = MIN_RUN + BLOCK_STEPS
+"""Steps in a row at a load that a block takes. Where a request ends and the next one
+comes, a load passes by for a step or two: what is held back would draft each time,
+first catch up, and never be judged. So it stays held where the visit before was as
+short, until this one proves longer."""
 
 MIN_EVIDENCE = 5
 """Blocks before anything is found. On trial (`schedule.TRIAL_GAP`) they take about 300
@@ -57,16 +68,26 @@ class Trial:
         hold_steps: Steps for which depth is held at 0 from now on.
         num_held: Steps for which it was.
         num_ended: Trials that have ended, well or not.
+        num_steps: Steps in a row at such loads, up to now or when they came last.
+        last_visit: The same of the time before; 0 where there was none.
     """
 
     is_open: bool = True
     hold_steps: int = 0
     num_held: int = 0
     num_ended: int = 0
+    num_steps: int = 0
+    last_visit: int = 0
     _seen: deque[tuple[BlockResult, Loads]] = field(
         default_factory=lambda: deque(maxlen=WINDOWS[-1] + 1)
     )
     _num_failed: int = 0
+
+    @property
+    def passes_by(self) -> bool:
+        """Whether nothing will be found out at these loads before they are gone."""
+        is_short = 0 < self.last_visit < MIN_VISIT and self.num_steps < MIN_RUN
+        return is_short and self.is_open
 
     @property
     def has_failed(self) -> bool:
@@ -148,6 +169,7 @@ class Holding:
     """
 
     _trials: dict[int, Trial] = field(default_factory=dict)
+    _visited: Trial | None = None
 
     @property
     def num_held(self) -> int:
@@ -160,6 +182,15 @@ class Holding:
         others = [one for one in self._trials.values() if one is not trial]
         loses_elsewhere = any(one.has_failed for one in others)
         trial.note_block(block, loads, loses_elsewhere=loses_elsewhere)
+
+    def visit(self, num_reqs: int) -> Trial:
+        """Return the trial of a load, which is that of one step more."""
+        trial = self.at(num_reqs)
+        if trial is not self._visited:
+            self._visited = trial
+            trial.last_visit, trial.num_steps = trial.num_steps, 0
+        trial.num_steps += 1
+        return trial
 
     def at(self, num_reqs: int) -> Trial:
         """Return the trial of a load."""

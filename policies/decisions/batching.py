@@ -39,7 +39,7 @@ REBATCH_EVERY = 16
 """Fewest steps between two choices of how many requests may run."""
 
 TRY_LARGER_AFTER, TRY_LARGER_AT_MOST = 8, 256
-"""Such choices in a row, with as many running as may, after which half as many again
+"""Such choices in a row, with more waiting than may run, after which half as many again
 are let in: what a larger batch costs is a guess where none has run, and would confirm
 itself. A start-up profile whose pass over 16 tokens had waited for a neighbour kept
 half of 16 requests out for good. Twice as many after every trial that changed nothing,
@@ -62,6 +62,7 @@ class EngineLoad:
         classes: Of the requests that run or ran of late; empty where none has a target.
         is_held_back: Nothing is drafted, whatever the policy plans: an audit holds it
             back (`policies.audit`).
+        num_waiting: Requests that would run too.
     """
 
     num_running: int
@@ -72,6 +73,7 @@ class EngineLoad:
     latency_target_ms: float | None = None
     classes: tuple[ClassLoad, ...] = ()
     is_held_back: bool = False
+    num_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,9 @@ class BatchControl:
             self._next_choice = num_steps + REBATCH_EVERY
             self._num_planned = 1
             most = self._choose_max_running(load, tokens_by_depth)
-            is_bound = most < self.limits.max_reqs and load.num_running >= most
+            # Of those that run some have just ended, and their places are not taken.
+            num_wanted = load.num_running + load.num_waiting
+            is_bound = most < self.limits.max_reqs and num_wanted > most
             self._num_bound = self._num_bound + 1 if is_bound else 0
             self._max_running = self._try_larger(most, load) if is_bound else most
         if load.is_held_back:

@@ -10,30 +10,40 @@ KEPT_SHARE: Final = 16
 """One in so many of an engine's seats is kept; engines with fewer keep none."""
 
 LATELY_S: Final = 60.0
-"""For so long after a flow's latest request seats are kept for the next one."""
+"""For so long after a flow's latest request something is kept for the next one."""
 
 
 class Places:
     """How many requests each flow may have, so that none takes all places there are.
 
-    Half of them are kept for flows, alike; the other half are anybody's. One flow alone
-    may have them all.
+    Half of them are kept for flows that came lately, alike; the other half are
+    anybody's. One flow alone may have them all; where there are too many to keep one
+    for each, none may have more than half.
     """
 
     def __init__(self, num_flows: int) -> None:
         """Count nothing yet.
 
         Args:
-            num_flows: That may come, >= 1.
+            num_flows: That places are kept for though they never came, >= 1.
         """
-        self._num_flows = num_flows
-        self._seen: set[str] = set()
+        self._least_flows = num_flows
+        self._seen_s: dict[str, float] = {}
         self._taken: dict[str, int] = {}
+        self._looked_s = -math.inf
 
-    def note_flow(self, flow: str) -> None:
-        """Keep places for one more flow, if it is new."""
-        self._seen.add(flow)
-        self._num_flows = max(self._num_flows, len(self._seen))
+    def note_flow(self, flow: str, now_s: float) -> None:
+        """Keep places for a flow from now on, for a while."""
+        self._seen_s[flow] = now_s
+        if now_s - self._looked_s > 1.0:
+            self._looked_s = now_s
+            for name, seen_s in list(self._seen_s.items()):
+                if name not in self._taken and seen_s < now_s - LATELY_S:
+                    del self._seen_s[name]
+
+    @property
+    def _num_flows(self) -> int:
+        return max(self._least_flows, len(self._seen_s))
 
     def has_room(self, flow: str, limit: int) -> bool:
         """Return whether a flow may have one more.
@@ -46,6 +56,8 @@ class Places:
         own = self._taken.get(flow, 0)
         if own < kept:
             return self.num_taken < limit
+        if not kept and self._num_flows > 1 and own >= max(1, limit - limit // 2):
+            return False
         borrowed = sum(max(0, count - kept) for count in self._taken.values())
         return borrowed < limit - kept * self._num_flows
 

@@ -76,6 +76,8 @@ FRONT: Final[Table] = {
     },
     "vllm.v1.engine:EngineCoreRequest": {
         "request_id sampling_params prompt_token_ids": "changed for a replay",
+        "external_req_id": "shared by the prompts of a completion",
+        "mm_features prompt_embeds": "tell apart what engines die of",
     },
     "vllm.v1.engine:EngineCoreOutputs": {
         "outputs timestamp scheduler_stats": "taken apart and put into a front's time",

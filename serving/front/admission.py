@@ -113,7 +113,7 @@ class Admission:
             standing.caller.note_fronts(self.num_fronts)
             # Keys share alike, each with its class's weight.
             flow = f"{class_name}{OF_KEY}{standing.caller.name}"
-        self._places.note_flow(flow)
+        self._places.note_flow(flow, self._clock())
         self._look()
         standing.turn = Turn(
             flow,

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from serving.engine.cpu.step_messages import STOP_ATTRIBUTE
 from tests.engine.made_up import plan_instead
 
 pytestmark = [
@@ -96,6 +97,26 @@ def test_a_class_that_collapses_alone_is_told_and_left_alone(tiny_pair, caplog):
     assert learnt == {"bulk"}
 
 
+def test_a_try_of_the_first_draft_makes_nobody_else_draft_to_the_end(tiny_pair):
+    run = Run(tiny_pair, classes={"chat": {}, "bulk": {}})
+    run.lengths = {"prompt_len": 130, "max_tokens": 100}
+    for _ in range(200):
+        run.step()
+    run.worker.is_broken = lambda req_id: req_id.startswith("chat")
+    execute, rules = run.worker.execute, []
+
+    def look(output):
+        if run.scheduler._watchdog.probes and output.num_spec_tokens_to_schedule > 1:
+            rules.append(getattr(output, STOP_ATTRIBUTE, None))
+        return execute(output)
+
+    run.worker.execute = look
+    for _ in range(200):
+        run.step()
+    assert len(rules) > 5
+    assert rules.count(None) < 0.2 * len(rules)
+
+
 def test_without_an_alarm_nothing_is_decided_otherwise(tiny_pair):
     """The same steps, in the same order, as without a watchdog."""
     runs = Run(tiny_pair), Run(tiny_pair, watchdog=False)
@@ -140,8 +161,9 @@ def test_nothing_is_drafted_where_nobody_may_use_it(tiny_pair, policy):
     scheduler = Run(tiny_pair, policy=policy).scheduler
     off = {"extra_args": {"speculative_decoding": "off"}}
     add_requests(scheduler, 2, prefix="opted_out", **off)
-    # What the prompt brings is all of its answer.
+    # What the prompt brings is all of its answer, or all but the last token.
     add_requests(scheduler, 1, prefix="one", max_tokens=1)
+    add_requests(scheduler, 1, prefix="two", max_tokens=2)
     worker = StandInWorker()
     for _ in range(3):
         assert worker.step(scheduler).num_spec_tokens_to_schedule == 0

@@ -175,6 +175,17 @@ async def test_a_request_for_two_answers_has_begun_with_the_first_of_them(busy):
     assert expire([waits, another]) == [another]
 
 
+async def test_a_completion_of_two_prompts_has_begun_with_the_first_of_them(busy):
+    begun, waits, another = (
+        InFlight(make_request(name), standing=Standing(due_s=0.0))
+        for name in ("cmpl-x-0-f00", "0_cmpl-x-1-ba5", "cmpl-y-0-f00")
+    )
+    for one, name in ((begun, "x-0"), (waits, "x-1"), (another, "y-0")):
+        one.request.external_req_id = f"cmpl-{name}"
+    begun.emitted.append(1)
+    assert busy.client.admission.expire([begun, waits, another]) == [another]
+
+
 @pytest.mark.parametrize(
     "params",
     [

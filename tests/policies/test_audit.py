@@ -248,6 +248,19 @@ def test_what_loses_at_one_load_is_soon_held_at_loads_that_come_and_go():
     assert not any(passing[1000:])
 
 
+@pytest.mark.parametrize("num_steps", [1, 3, 7])
+def test_loads_that_pass_by_draft_nothing_while_it_is_held(num_steps):
+    """No block fits in there, so that nothing would ever be found out."""
+    engine, audited = Clockwork(acceptance=0.02), make_audited(Everything())
+    passing = []
+    for _ in range(150):
+        engine.run(audited, 60 - num_steps)
+        engine.run(audited, num_steps, 1)
+        passing += engine.depths[-num_steps:]
+    # In the first trial nothing is held yet.
+    assert not any(passing[num_steps * TRIAL_STEPS // 60 :])
+
+
 def test_a_drafter_that_comes_back_is_drafted_with_again():
     audited = make_audited(Everything())
     Clockwork(acceptance=0.02).run(audited, 3_000)

@@ -11,7 +11,7 @@ MOST = 16
 LIMITS = EngineLimits(max_tokens=1024, max_reqs=MOST, skips_drafter=True)
 
 
-def serve(step_ms, profiled_ms, num_steps, target_ms=None):
+def serve(step_ms, profiled_ms, num_steps, target_ms=None, lengths=(30, 100)):
     """Let as many of many waiting requests run as may; return how many, by step."""
     rng = np.random.default_rng(1)
     cost = StepCost(max_tokens=LIMITS.max_tokens, max_reqs=MOST)
@@ -22,9 +22,10 @@ def serve(step_ms, profiled_ms, num_steps, target_ms=None):
     left, sizes = [], []
     for step in range(num_steps):
         num_running = len(left)
-        load = EngineLoad(num_running, num_running, 0, np.full(num_running, 50), 16)
+        counts = num_running, num_running, 0
+        load = EngineLoad(*counts, np.full(num_running, 50), 16, num_waiting=9)
         max_running = control.plan(load, num_steps=step, depth=0).max_running
-        left += rng.integers(30, 100, max(0, max_running - num_running)).tolist()
+        left += rng.integers(*lengths, max(0, max_running - num_running)).tolist()
         sizes.append(len(left))
         cost.target.observe(sizes[-1], step_ms(sizes[-1]) * rng.lognormal(0.0, 0.05))
         left = [one - 1 for one in left if one > 1]
@@ -40,9 +41,16 @@ def dear(num_tokens):
     return even(num_tokens) + 30.0 * max(0, num_tokens - 8)
 
 
+@pytest.mark.parametrize("lengths", [(30, 100), (8, 24)])
 @pytest.mark.parametrize("factor", [1.6, 2.0])
-def test_a_pass_that_was_timed_badly_keeps_nobody_out_for_long(factor):
-    profiled = serve(even, lambda n: even(n) * (factor if n >= MOST else 1.0), 1200)
+def test_a_pass_that_was_timed_badly_keeps_nobody_out_for_long(factor, lengths):
+    """Though requests end so often that some place is free in most steps."""
+    profiled = serve(
+        even,
+        lambda n: even(n) * (factor if n >= MOST else 1.0),
+        num_steps=1200,
+        lengths=lengths,
+    )
     assert profiled[0] < MOST
     assert (profiled[-400:] == MOST).all()
 

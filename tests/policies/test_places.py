@@ -39,6 +39,22 @@ def test_places_are_limited_and_some_are_left_for_every_flow(num_flows, limit, a
     assert not places.num_taken
 
 
+def test_who_came_long_ago_keeps_no_place_and_many_leave_half_for_others():
+    places = Places(1)
+    for number in range(60):
+        places.note_flow(f"key {number}", 0.0)
+    num_taken = 0
+    while places.has_room("key 0", 100):
+        places.take("key 0")
+        num_taken += 1
+    assert num_taken == 50
+    assert places.has_room("key 1", 100)
+    # A minute later the others are gone, and all are for who is there.
+    places.note_flow("key 0", 2 * LATELY_S)
+    assert places.has_room("key 0", num_taken + 1)
+    assert not places.has_room("key 0", num_taken)
+
+
 @given(
     num_seats=st.integers(0, 64),
     weights=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4),

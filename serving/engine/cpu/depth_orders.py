@@ -69,8 +69,8 @@ class DepthOrders:
         output.num_spec_tokens_to_schedule = depth
         if depth > 0 and watchdog is not None:
             setattr(output, REBUILD_ATTRIBUTE, watchdog.take_rebuilds())
-        # Who is tried is drafted for to the end.
-        if depth > 1 and not (watchdog is not None and watchdog.probes):
+        # Who is tried is drafted for to the end; a rule leaves everybody a first draft.
+        if depth > 1 and not (watchdog is not None and watchdog.least_depth > 1):
             limits = {} if watchdog is None else watchdog.limits
             setattr(output, STOP_ATTRIBUTE, self._ask_stop(scheduled, planner, limits))
 

@@ -109,16 +109,22 @@ class DraftRooms:
         """Tell whether any draft, in this step or later, can be of use to any."""
         find = self._rooms.get
         for request in requests:
+            # Drafts come after the token of this step, which is not counted yet.
+            num_new = 0 if request.is_prefill_chunk else 1
             room = find(request.request_id)
-            if room is not None and request.num_tokens <= room.num_tokens:
+            if room is not None and request.num_tokens + num_new <= room.num_tokens:
                 return True
-            num_usable, reason = self._limit_unseen(request, 1)
+            num_usable, reason = self._limit_unseen(request, 1, num_new)
             if num_usable > 0 or reason == "min_tokens":
                 return True
         return False
 
-    def _limit_unseen(self, request: Request, num_drafts: int) -> tuple[int, str]:
+    def _limit_unseen(
+        self, request: Request, num_drafts: int, num_new: int = 0
+    ) -> tuple[int, str]:
         """Return how many drafts can be of use, without a look at them, and why.
+
+        After `num_new` tokens more than are counted.
 
         A request that may emit r more tokens gains at most r - 1 drafts and the bonus
         token. vLLM bars stop tokens from the bonus token of every block that *starts*
@@ -129,14 +135,13 @@ class DraftRooms:
             return 0, "opt_out"
         num_short = 0
         if room.params is not None:
-            num_short = room.params.min_tokens - request.num_output_tokens
+            num_short = room.params.min_tokens - request.num_output_tokens - num_new
+        num_tokens = request.num_tokens + num_new
         num_left = min(
-            request.max_tokens - request.num_output_tokens,
-            self.max_model_len - request.num_tokens,
+            request.max_tokens - request.num_output_tokens - num_new,
+            self.max_model_len - num_tokens,
         )
-        num_usable = min(
-            num_drafts, num_left - 1, self.drafter_limit + 1 - request.num_tokens
-        )
+        num_usable = min(num_drafts, num_left - 1, self.drafter_limit + 1 - num_tokens)
         if 0 < num_short <= num_usable:
             return num_short - 1, "min_tokens"
         return max(0, num_usable), "length"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,12 @@ from serving.engine.cpu.skipped_planning import SkippedPlanning
 from serving.engine.cpu.step_clock import StepClock
 from serving.engine.cpu.step_messages import QUIET_ATTRIBUTE
 from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
-from serving.engine.shared.outcomes import keep_known, keep_rows, read_outcomes
+from serving.engine.shared.outcomes import (
+    NOTHING_VERIFIED,
+    keep_known,
+    keep_rows,
+    read_outcomes,
+)
 from serving.engine.shared.planner_host import PlannerHost
 
 if TYPE_CHECKING:
@@ -242,7 +248,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
     ) -> VerificationOutcome | None:
         """Count what became of a step's drafts, and return what the policy may learn.
 
-        None where what it knows of these requests is not about these drafts.
+        Nothing where what it knows of these requests is not about these drafts.
         """
         self.counters.num_steps += 1
         if not scheduler_output.scheduled_spec_decode_tokens:
@@ -259,7 +265,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             "watchdog_error", self._watch, req_ids, num_verified, num_accepted
         )
         if not self._selector.is_planned:
-            return None
+            return replace(NOTHING_VERIFIED, num_unlearnt=sum(num_accepted))
         outcome = VerificationOutcome(
             num_verified=np.array(num_verified, dtype=np.int64),
             num_accepted=np.array(num_accepted, dtype=np.int64),

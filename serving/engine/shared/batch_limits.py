@@ -110,6 +110,7 @@ class BatchLimits:
             block_size=self._scheduler.block_size,
             latency_target_ms=latency_target_ms,
             classes=classes,
+            num_waiting=len(self._scheduler.waiting),
         )
 
     def lift(self) -> None:

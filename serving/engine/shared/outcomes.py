@@ -84,10 +84,11 @@ def keep_rows(outcome: VerificationOutcome, is_kept: list[bool]) -> Verification
         outcome: Of named requests.
         is_kept: `[num_reqs]`.
     """
-    confidence = outcome.confidence
+    confidence, num_accepted = outcome.confidence, outcome.num_accepted[is_kept]
     return VerificationOutcome(
         num_verified=outcome.num_verified[is_kept],
-        num_accepted=outcome.num_accepted[is_kept],
+        num_accepted=num_accepted,
         req_ids=tuple(compress(outcome.req_ids, is_kept)),
         confidence=None if confidence is None else confidence[is_kept],
+        num_unlearnt=int(outcome.num_accepted.sum() - num_accepted.sum()),
     )

@@ -64,6 +64,7 @@ class SpeculationWatchdog:
     Attributes:
         limits: Drafts that each request under quarantine may have verified.
         probes: Those of them that are tried in this step.
+        least_depth: Drafts that each request needs, for some are tried so deep.
     """
 
     def __init__(self, classes: RequestClasses, counters: SpeculationCounters) -> None:
@@ -76,7 +77,7 @@ class SpeculationWatchdog:
         self._requests = WatchedRequests(self._watch, classes)
         self._quarantines = Quarantines()
         self._step = 0
-        self._least_depth = 0
+        self.least_depth = 0
         self._rebuilds: dict[str, None] = {}
         self._recovered: list[str] = []
         self._unread: list[tuple[int, NDArray[np.float64], tuple[Sequence[int], ...]]]
@@ -108,7 +109,7 @@ class SpeculationWatchdog:
                 self.limits[request.request_id] = one.position
                 covered.setdefault(id(one), []).append(request)
         probes: list[str] = []
-        self._least_depth = 0
+        self.least_depth = 0
         self._counters.num_quarantined.clear()
         for one in self._quarantines.active:
             own = covered.get(id(one), [])
@@ -119,7 +120,7 @@ class SpeculationWatchdog:
             one.note_step(can_try=bool(able))
             if not (one.is_probing and able):
                 continue
-            self._least_depth = max(self._least_depth, one.position + 1)
+            self.least_depth = max(self.least_depth, one.position + 1)
             if one.verifies:
                 # A look-up may have found nothing for some.
                 able = [r for r in able if len(r.spec_token_ids) > one.position]
@@ -144,7 +145,7 @@ class SpeculationWatchdog:
         """Return the depth to draft: 0 if all is cut anyway, more for what is tried."""
         found = [self._find(request) for request in running]
         most = max([depth if one is None else one.position for one in found], default=0)
-        return max(min(depth, most), self._least_depth)
+        return max(min(depth, most), self.least_depth)
 
     def observe(
         self,
@@ -266,7 +267,7 @@ class SpeculationWatchdog:
         self._recovered += released
         if one.rebuilds:
             self._rebuilds.update(dict.fromkeys(released))
-        self.limits, self.probes, self._least_depth = {}, frozenset(), 0
+        self.limits, self.probes, self.least_depth = {}, frozenset(), 0
         self._counters.num_quarantined.clear()
         logger.warning(
             "Speculation: drafts of %s are accepted again; they were left out for %d "
