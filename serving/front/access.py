@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -47,7 +46,7 @@ class AccessOptions:
     Attributes:
         keys_file: The file of keys.
         redis_url: Where fronts count together, or None.
-        classes: Those that keys may name.
+        classes: Of the deployment, which keys may name.
     """
 
     keys_file: str
@@ -151,5 +150,5 @@ def _read_key(headers: Headers) -> str | None:
         return None
     try:
         return base64.b64decode(value, validate=True).decode().partition(":")[2] or None
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # No base64, or of no text.
         return None

@@ -26,8 +26,14 @@ MAX_SHARED_DEATHS: Final = 2
 
 _SEED_BITS: Final = 63
 
+_STREAMS: Final = "output_kind"
+"""Of a request's parameters, how its client wants to be told of tokens."""
+
 _CHOICE: Final = re.compile(r"\d+_(.+)", re.DOTALL)
 """As vLLM's `ParentRequest` names each answer of a request for several."""
+
+_PROMPT: Final = re.compile(r"(cmpl-.+)-\d+", re.DOTALL)
+"""As vLLM names each prompt of a completion, before it adds random digits."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -158,7 +164,8 @@ class InFlight:
     @property
     def asked_together(self) -> str | None:
         """What the answers to one request share; None where it has only one."""
-        match = _CHOICE.fullmatch(self.request_id)
+        match = _PROMPT.fullmatch(self.request.external_req_id or "")
+        match = match or _CHOICE.fullmatch(self.request_id)
         return match and match[1]
 
     @property
@@ -199,6 +206,11 @@ class InFlight:
         """
         if output.new_token_ids and self.first_s is None:
             self.first_s = now_s
+        if self.emitted and output.events:
+            # Of a replay: from when it was queued elsewhere vLLM would count back to
+            # when it first ran.
+            events = [one for one in output.events if one.type.name == "PREEMPTED"]
+            output.events = events or None
         self.emitted.extend(output.new_token_ids)
         if output.new_prompt_logprobs_tensors is not None:
             self.has_prompt_logprobs = True
@@ -234,9 +246,21 @@ class InFlight:
 
     def digest(self) -> bytes:
         """Return what is equal for requests that an engine cannot tell apart."""
-        request = self.request
-        parts = (request.prompt_token_ids, request.sampling_params)
+        request, params = self.request, self.request.sampling_params
+        # All fields: what vLLM shows of them is not all.
+        names = () if params is None else params.__struct_fields__
+        parts = (
+            request.prompt_token_ids,
+            [one.identifier for one in request.mm_features or ()],
+            # Nobody compares embeddings, so these are like themselves alone.
+            request.prompt_embeds is not None and request.request_id,
+            [_as_text(getattr(params, name)) for name in names if name != _STREAMS],
+        )
         return hashlib.sha256(repr(parts).encode()).digest()
+
+
+def _as_text(value: Any) -> str:
+    return repr(sorted(value) if isinstance(value, set | frozenset) else value)
 
 
 class InFlightRequests:

@@ -37,12 +37,13 @@ class KeyRing:
 
         Args:
             path: As `tetris-serve keys` writes it.
-            classes: Those that a key may name.
+            classes: Of the deployment. One that a key names and that is not among them
+                may have been added since, or be none (`claim_class`).
             clock: Seconds.
 
         Raises:
             OSError: There is none.
-            ValueError: It is not a file of keys, or names an unknown class.
+            ValueError: It is not a file of keys.
         """
         self._path = Path(path)
         self._classes = classes
@@ -88,5 +89,9 @@ class KeyRing:
         for name, entry in keys.items():
             one = entry.request_class
             if one is not None and one not in self._classes:
-                raise ValueError(f"{self._path}: {name}.request_class: no class {one}")
+                # No reason to go on with the old ones: a key may be gone from these.
+                logger.warning(
+                    "%s: %s.request_class: %s was none when the front started",
+                    *(self._path, name, one),
+                )
         return keys

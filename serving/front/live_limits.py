@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serving.front.request_class import check_priorities, read_shares
+from serving.front.request_class import read_shares, refuse_priorities
 
 if TYPE_CHECKING:
     from serving.front.request_class import ClassShare
@@ -22,12 +22,19 @@ class LiveLimits:
         min_replicas: Replicas there are, connected or not.
         max_ongoing_requests: Requests one replica takes; does not change.
         max_queued_requests: Requests that may wait for one, in all fronts.
+        has_priorities: A class had one when the engines started; does not change.
     """
 
     classes: dict[str, ClassShare]
     min_replicas: int
     max_ongoing_requests: int
     max_queued_requests: int
+    has_priorities: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note what engines were started for."""
+        priorities = (one.priority for one in self.classes.values())
+        self.has_priorities = any(one is not None for one in priorities)
 
     def max_requests(self, num_replicas: int) -> int:
         """Return the requests that all fronts together may have.
@@ -49,7 +56,8 @@ class LiveLimits:
             self.min_replicas = live.replicas.min
         if live.policy is not None:
             shares = read_shares(live.policy.classes)
-            check_priorities(self.classes, shares)
+            if not self.has_priorities:
+                refuse_priorities(shares)
             self.classes.clear()
             self.classes.update(shares)
         if live.replicas.max_queued_requests is not None:

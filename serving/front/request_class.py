@@ -53,17 +53,13 @@ def read_shares(
     }
 
 
-def check_priorities(
-    before: Mapping[str, ClassShare], after: Mapping[str, ClassShare]
-) -> None:
-    """Refuse priorities where engines were started without any.
+def refuse_priorities(classes: Mapping[str, ClassShare]) -> None:
+    """Refuse classes with priorities, where engines were started without any.
 
     Raises:
         ValueError: vLLM would refuse every request that has one.
     """
-    if any(one.priority is not None for one in before.values()):
-        return
-    if wrong := [name for name, one in after.items() if one.priority is not None]:
+    if wrong := [name for name, one in classes.items() if one.priority is not None]:
         raise ValueError(
             f"policy.classes.{wrong[0]}.priority: no class had one when the engines "
             "started; redeploy instead"
