@@ -80,7 +80,7 @@ WORKDIR /opt/tetris-serve
 EXPOSE 8000 8080 8265
 # 4xx and 5xx make urlopen fail; /health is 503 until an engine replica runs.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=10m --retries=4 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('PORT', '8000') + '/health', timeout=8)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('PORT', '8000') + '/health', timeout=8)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--"]
 # The demo, for whomever the container's port is published to.

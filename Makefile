@@ -48,6 +48,8 @@ serve:
 # Two tests at a time, for an engine pins one thread; but whatever starts Ray needs both
 # cores of a small machine. With ARGS one of the two may have nothing to run.
 PYTEST := $(BIN)/pytest --durations=40
+# Where those are, so that the others are not read for nothing.
+WITH_RAY := tests/helm tests/serving
 # Files in their order: by the number of tests the one that takes longest would come last.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
@@ -58,13 +60,13 @@ ifdef FAST
 	$(PYTEST) $(SHARED) -m "not ray and not vllm and not slow" $(ARGS)
 else
 	$(PYTEST) $(SHARED) -m "not ray" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) -m ray $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) -m ray $(or $(ARGS),$(WITH_RAY)) $(NONE_IS_FINE)
 endif
 
 faults:
 	@$(SET_UP) --dev
 	$(PYTEST) $(SHARED) -m "faults and not ray" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) -m "faults and ray" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) -m "faults and ray" $(or $(ARGS),$(WITH_RAY)) $(NONE_IS_FINE)
 	$(PYTEST) tests/serving/check_lost_host.py $(ARGS) $(NONE_IS_FINE)
 
 # All cases on both runners, hours, in as many pieces as wanted: Ctrl-C, and the same

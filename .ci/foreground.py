@@ -32,7 +32,9 @@ def main(argv: list[str]) -> int:
         child.send_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, pass_on)
+        # Under nohup the closing of the terminal is nobody's business, the child's too.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, pass_on)
     # From here on this process may write to, and take, a terminal it does not hold.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     give_terminal(os.getpgrp(), child.pid)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from policies.registry import load_planner_class
 from serving.engine.gpu.plain_verification import METHODS_V2
+from serving.settings.finding import Finding
 from serving.settings.model import Settings
 from serving.settings.policy_section import PolicySettings
 
@@ -65,36 +66,44 @@ def depth_schedule_of(settings: Settings) -> list[list[int]]:
     return [*shallower, [len(shallower) + 1, max_num_seqs, depth]]
 
 
-def find_adapter_problems(settings: Settings) -> Iterator[str]:
-    """Yield every reason why these settings cannot be served, as `setting: reason`."""
+def find_adapter_problems(settings: Settings) -> Iterator[Finding]:
+    """Yield every reason why these settings cannot be served."""
     policy, engine = settings.policy, settings.engine
     if ":" in policy.name:
         try:
             load_planner_class(policy.name)
         except ValueError as error:
-            yield f"policy.name: {error}"
+            yield Finding("error", "policy.name", str(error))
     if engine.adapter == "off" and policy.name not in PLAIN_POLICIES:
-        yield (
-            f"engine.adapter: off leaves the engine to vLLM, which has no policy "
-            f"{policy.name}; set policy.name: fixed, or engine.adapter: auto"
+        yield Finding(
+            "error",
+            "engine.adapter",
+            f"off leaves the engine to vLLM, which has no policy {policy.name}; set "
+            "policy.name: fixed, or engine.adapter: auto",
         )
     if engine.device == "cpu" and policy.method in _GPU_ONLY_METHODS:
-        yield (
-            f"policy.method: {policy.method} does not run on engine.device: cpu; set "
-            "policy.method: draft_model, or engine.device: gpu"
+        yield Finding(
+            "error",
+            "policy.method",
+            f"{policy.method} does not run on engine.device: cpu; set policy.method: "
+            "draft_model, or engine.device: gpu",
         )
     if engine.device != "gpu" or not has_adapter(settings):
         return
     if policy.method not in METHODS_V2:
-        yield (
-            f"policy.method: {policy.method} reports no confidence on a GPU, so that "
-            f"{policy.name} cannot choose among its drafts; set policy.name: fixed, "
-            "or policy.method: draft_model"
+        yield Finding(
+            "error",
+            "policy.method",
+            f"{policy.method} reports no confidence on a GPU, so that {policy.name} "
+            "cannot choose among its drafts; set policy.name: fixed, or "
+            "policy.method: draft_model",
         )
     if engine.extra.get("async_scheduling", True) in (False, None):
-        yield (
-            "engine.extra.async_scheduling: must not be off with policy.name: "
-            f"{policy.name} on a GPU; remove it, or set policy.name: fixed"
+        yield Finding(
+            "error",
+            "engine.extra.async_scheduling",
+            f"must not be off with policy.name: {policy.name} on a GPU; remove it, or "
+            "set policy.name: fixed",
         )
 
 

@@ -168,12 +168,8 @@ def check_servable(settings: Settings) -> None:
     Raises:
         SettingsError: One line for each reason.
     """
-    problems = [
-        str(finding)
-        for finding in check_models(settings)
-        if finding.severity == "error"
-    ]
-    problems += find_adapter_problems(settings)
+    findings = [*check_models(settings), *find_adapter_problems(settings)]
+    problems = [str(one) for one in findings if one.severity == "error"]
     if problems:
         raise SettingsError(problems)
 

@@ -212,13 +212,14 @@ def _vllm(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    settings = _load(args, http_port=Environment.read().port)
     if args.bundle is not None:
         from serving.commands.bundle import bundle
 
-        return bundle(_load(args), args.bundle)
+        return bundle(settings, args.bundle)
     from serving.commands.doctor import doctor
 
-    return doctor(_load(args))
+    return doctor(settings)
 
 
 def _check(args: argparse.Namespace) -> int:

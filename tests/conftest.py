@@ -44,6 +44,9 @@ MAY_WARN = {
 HELPERS = [of for of in (f"tests.{part}" for part in MAY_WARN) if of not in sys.modules]
 pytest.register_assert_rewrite(*HELPERS)
 
+# Parts whose tests may start Ray; the Makefile has them too.
+WITH_RAY = ("helm", "serving")
+
 # What takes longest, so that no worker waits for the other in the end.
 BEGIN_WITH = "test_interpreted.py"
 
@@ -107,6 +110,8 @@ def serve_log(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         part = item.path.relative_to(TESTS).parts[0]
+        if part not in WITH_RAY and item.get_closest_marker("ray"):
+            raise pytest.UsageError(f"{item.nodeid}: make test looks in {WITH_RAY}")
         if part in MAY_WARN:
             item.add_marker(pytest.mark.filterwarnings(*MAY_WARN[part]))
     items.sort(key=lambda item: item.path.name != BEGIN_WITH)

@@ -94,6 +94,21 @@ def test_a_signal_stops_the_server_in_good_order(folder, signum, send):
         assert make.wait(TIMEOUT_S) == -signum
 
 
+def test_under_nohup_the_end_of_the_terminal_ends_nothing(folder):
+    with subprocess.Popen(
+        ["nohup", "make", "serve"],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as make:
+        read_until(make.stdout.fileno(), "ready")
+        os.killpg(make.pid, signal.SIGHUP)
+        os.kill(make.pid, signal.SIGTERM)
+        read_until(make.stdout.fileno(), f"stopping on {signal.SIGTERM}")
+        assert make.wait(TIMEOUT_S) == -signal.SIGTERM
+
+
 @pytest.mark.parametrize(
     ("command", "status"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)]
 )

@@ -4,6 +4,7 @@ Versions, the settings without their secrets, what the running server says of it
 the ends of its logs, as one archive.
 """
 
+import http.client
 import importlib.metadata
 import io
 import json
@@ -22,10 +23,11 @@ import yaml
 
 from serving.commands.console import Console
 from serving.commands.doctor import examine
+from serving.commands.own_machine import base_url_of
 from serving.local.logs import changed_at, find_logs
 from serving.settings.finding import Finding
 from serving.settings.key_file import KEY_PREFIX
-from serving.settings.model import Environment, Settings
+from serving.settings.model import Settings
 
 HIDDEN: Final = "(left out)"
 
@@ -92,10 +94,8 @@ def _collect(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "versions.json", json.dumps(_versions(), indent=1)
     plain = without_secrets(settings.model_dump(mode="json"))
     yield "settings.yaml", yaml.safe_dump(plain, sort_keys=False)
-    http = settings.http
-    port = Environment.read().port or http.port
-    yield "health.json", _ask(f"http://127.0.0.1:{port}/health")
-    metrics = _ask(f"http://127.0.0.1:{http.metrics_port}/metrics")
+    yield "health.json", _ask(f"{base_url_of(settings)}/health")
+    metrics = _ask(f"http://127.0.0.1:{settings.http.metrics_port}/metrics")
     # `up` moves on where somebody else has the port.
     is_rays = re.search(r"^ray_|: no answer", metrics, re.MULTILINE)
     yield "metrics.txt", metrics if is_rays else "another program's, left out\n"
@@ -150,7 +150,7 @@ def _ask(url: str) -> str:
             return str(response.read().decode(errors="replace"))
     except urllib.error.HTTPError as error:
         return f"{url}: {error.code}\n{error.read().decode(errors='replace')}"
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         return f"{url}: no answer ({error})"
 
 

@@ -1,11 +1,10 @@
 """`tetris-serve check`: what a deployment file means, without starting anything."""
 
 from serving.commands.console import Console
-from serving.commands.doctor import report
+from serving.commands.doctor import find_problems, report
 from serving.engine_args import engine_kwargs_of
 from serving.settings.finding import Finding
 from serving.settings.model import Settings
-from serving.settings.model_pair import check_models
 from serving.settings.number_format import with_fast_format
 from serving.settings.sizes import show_size
 
@@ -27,4 +26,4 @@ def check(source: str, settings: Settings) -> int:
     for name, value in engine_kwargs_of(settings).items():
         size = f" ({show_size(value)})" if name.endswith("_bytes") else ""
         console.say(f"  {name}: {value}{size}")
-    return report([*settings.findings, *chosen, *check_models(settings)])
+    return report([*settings.findings, *chosen, *find_problems(settings)])

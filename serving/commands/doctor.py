@@ -6,18 +6,26 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import psutil
 
+from serving.adapters import find_adapter_problems
+from serving.app import check_access
 from serving.commands.console import Console
+from serving.commands.own_machine import with_access
 from serving.engine.version import find_vllm_mismatch
 from serving.engine_args import preload_libraries
 from serving.local import ports
-from serving.settings.finding import Finding
+from serving.settings.finding import Finding, Severity
 from serving.settings.gguf_files import is_gguf
 from serving.settings.gpus import count_gpus
-from serving.settings.model import Environment, Settings, is_local_path
+from serving.settings.model import (
+    Environment,
+    Settings,
+    SettingsError,
+    is_local_path,
+)
 from serving.settings.model_files import weigh_model
 from serving.settings.model_pair import check_models
 from serving.settings.number_format import with_fast_format
@@ -71,14 +79,28 @@ def examine(settings: Settings) -> list[Finding]:
     return [
         *_check_python(),
         *_check_packages(),
-        *_check_device(settings),
-        *check_memory(settings),
+        *_check_libraries(settings),
+        *check_room(settings),
         *_check_ports(settings),
         *settings.findings,
         *chosen,
-        *check_models(settings),
+        *find_problems(settings),
+        *_check_access(settings),
         *_check_token(settings),
     ]
+
+
+def find_problems(settings: Settings) -> list[Finding]:
+    """Say whether engines can run these models under this policy."""
+    return [*check_models(settings), *find_adapter_problems(settings)]
+
+
+def _check_access(settings: Settings) -> Iterator[Finding]:
+    try:
+        check_access(with_access(settings))
+    except SettingsError as error:
+        for problem in error.problems:
+            yield Finding("error", *problem.split(": ", 1))
 
 
 def _check_python() -> Iterator[Finding]:
@@ -127,21 +149,60 @@ def _check_packages() -> Iterator[Finding]:
         )
 
 
-def _check_device(settings: Settings) -> Iterator[Finding]:
-    if settings.engine.device == "gpu":
-        yield from _check_gpus(settings)
-        return
-    num_cores = len(os.sched_getaffinity(0))
-    wanted = settings.replicas.num_cpus * settings.replicas.max
-    if wanted > num_cores:
-        yield Finding(
-            "error",
-            "replicas.max",
-            f"{settings.replicas.max} replicas want {wanted:g} CPUs, this machine has "
-            f"{num_cores}; lower replicas.max or replicas.num_cpus",
-        )
+def check_room(settings: Settings) -> Iterator[Finding]:
+    """Compare what the replicas will take with what this machine has.
+
+    Args:
+        settings: The deployment.
+
+    Yields:
+        Findings; an error only if not even `replicas.min` fit.
+    """
+    engine, replicas = settings.engine, settings.replicas
+    if engine.device == "gpu":
+        stages = engine.extra.get("pipeline_parallel_size", 1)
+        each = engine.tensor_parallel_size * stages * replicas.num_gpus
+        try:
+            num_gpus = count_gpus()
+        except Exception as error:  # NVML raises whatever the driver's state suggests.
+            yield Finding(
+                "error",
+                "engine.device",
+                f"no GPU found ({error}); install the driver, or set engine.device: "
+                "cpu",
+            )
+        else:
+            yield _check_count(settings, each, num_gpus, "GPU")
     else:
-        yield Finding("ok", "device", f"CPU, {num_cores} cores")
+        # As Ray counts them; it does not ask which of them this process may use.
+        num_cores = os.cpu_count() or 1
+        yield _check_count(settings, replicas.num_cpus, num_cores, "CPU")
+    yield from _check_memory(settings)
+
+
+def _check_count(settings: Settings, each: float, available: int, what: str) -> Finding:
+    replicas = settings.replicas
+    own = f"replicas.num_{what.lower()}s"
+    if settings.engine.tensor_parallel_size > 1:
+        own = "engine.tensor_parallel_size"
+    least = max(1, replicas.min)
+    name = "replicas.min" if least > 1 else own
+    wanted, severity = least, cast("Severity", "error")
+    if least * each <= available:
+        wanted, severity, name = replicas.max, "warning", "replicas.max"
+    if wanted * each <= available:
+        return Finding("ok", "device", f"{available} {what}(s)")
+    return Finding(
+        severity,
+        name,
+        f"{wanted} replica(s) want {wanted * each:g} {what}s, this machine has "
+        f"{available}; lower {' or '.join(dict.fromkeys((name, own)))}",
+    )
+
+
+def _check_libraries(settings: Settings) -> Iterator[Finding]:
+    if settings.engine.device == "gpu":
+        return
     libraries = {library.name for library in preload_libraries()}
     if "libiomp5.so" in libraries:
         yield Finding("ok", "libiomp5", "will be preloaded")
@@ -157,36 +218,7 @@ def _check_device(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _check_gpus(settings: Settings) -> Iterator[Finding]:
-    wanted = settings.engine.tensor_parallel_size * settings.replicas.num_gpus
-    try:
-        num_gpus = count_gpus()
-    except Exception as error:  # NVML raises whatever the driver's state suggests.
-        yield Finding(
-            "error",
-            "engine.device",
-            f"no GPU found ({error}); install the driver, or set engine.device: cpu",
-        )
-        return
-    if wanted > num_gpus:
-        yield Finding(
-            "error",
-            "engine.tensor_parallel_size",
-            f"one replica wants {wanted:g} GPUs, this machine has {num_gpus}",
-        )
-    else:
-        yield Finding("ok", "device", f"{num_gpus} GPU(s)")
-
-
-def check_memory(settings: Settings) -> Iterator[Finding]:
-    """Compare what the replicas will take with what this machine has left.
-
-    Args:
-        settings: The deployment.
-
-    Yields:
-        Findings; an error only if not even `replicas.min` fit.
-    """
+def _check_memory(settings: Settings) -> Iterator[Finding]:
     shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None
     if shared is not None and shared < _SHARED_MEMORY_BYTES:
         yield Finding(
@@ -222,7 +254,7 @@ def check_memory(settings: Settings) -> Iterator[Finding]:
 
 def _check_ports(settings: Settings) -> Iterator[Finding]:
     http = settings.http
-    port = Environment.read().port or http.port
+    port = http.port
     try:
         free = ports.is_free(http.host, port)
     except ValueError as error:

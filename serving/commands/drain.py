@@ -5,6 +5,7 @@ elsewhere, sends new requests there, and lets the running ones finish. So does t
 node's proxy, through which streams of fronts on other nodes come.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -70,6 +71,8 @@ def drain_node(deadline_s: int, node_id: str | None = None) -> int:
     """
     ends_s = time.monotonic() + deadline_s
     console = Console()
+    # Ray asks its head by HTTP, which no proxy for others has a way to.
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"
     try:
         node_id = node_id or _find_own_node()
         _ask_ray(node_id, deadline_s)

@@ -83,6 +83,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _connect(url: str, key: str | None) -> httpx.Client:
+    key = (key or "").strip()
+    if not key.isascii() or not key.isprintable():
+        # Not repeated: it may be a key all the same.
+        raise StatusError(f"no key looks like the one in --key or {_KEY}; make it anew")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         # Whatever proxy is set for others: this is most often this machine.

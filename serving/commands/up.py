@@ -11,7 +11,8 @@ from typing import Final, NoReturn
 
 from serving.app import build_app, check_access, check_servable
 from serving.commands.console import Console, complain
-from serving.commands.doctor import check_memory
+from serving.commands.doctor import check_room
+from serving.commands.own_machine import base_url_of, with_access, with_board_text
 from serving.contract import MovedNamesError
 from serving.local import ports
 from serving.local.haproxy import own_haproxy
@@ -28,7 +29,6 @@ from serving.local.startup import (
     wait_until_running,
 )
 from serving.settings.gguf_models import with_converted_models
-from serving.settings.key_file import read_keys
 from serving.settings.model import Environment, Settings, SettingsError
 from serving.settings.number_format import with_fast_format
 
@@ -69,7 +69,7 @@ def up(settings: Settings) -> int:
     settings = with_access(with_board_text(settings))
     check_servable(settings)
     check_access(settings)
-    _check_memory(settings)
+    _check_room(settings)
     # Ray, vLLM and httpx configure loggers of their own in this process; the logs
     # that matter are those of the replicas, in Ray's log folder.
     logging.disable(logging.INFO)
@@ -106,37 +106,8 @@ def _serve(settings: Settings, ray_instance: LocalRay, console: Console) -> int:
     return exit_code
 
 
-def with_board_text(settings: Settings) -> Settings:
-    """Decide on the board's text, if nobody has: only for eyes on this machine."""
-    if settings.http.board_text is not None:
-        return settings
-    is_private = ports.is_loopback(settings.http.host)
-    http = settings.http.model_copy(update={"board_text": is_private})
-    return settings.model_copy(update={"http": http})
-
-
-def with_access(settings: Settings) -> Settings:
-    """Let in anybody on this machine, if nobody has decided who may call.
-
-    Raises:
-        SettingsError: The file of keys cannot be read.
-    """
-    access = settings.http.access
-    if access.keys_file is not None:
-        try:
-            read_keys(access.keys_file)
-        except (OSError, ValueError) as error:
-            raise SettingsError([f"http.access.keys_file: {error}"]) from None
-    is_private = ports.is_loopback(settings.http.host)
-    if access.allow_anonymous is not None or access.keys_file or not is_private:
-        return settings
-    access = access.model_copy(update={"allow_anonymous": True})
-    http = settings.http.model_copy(update={"access": access})
-    return settings.model_copy(update={"http": http})
-
-
-def _check_memory(settings: Settings) -> None:
-    problems = [str(f) for f in check_memory(settings) if f.severity == "error"]
+def _check_room(settings: Settings) -> None:
+    problems = [str(f) for f in check_room(settings) if f.severity == "error"]
     if problems:
         raise SettingsError(problems)
 
@@ -214,12 +185,12 @@ def _start(settings: Settings, ray_instance: LocalRay, console: Console) -> None
     )
     console.step("waiting for the first token")
     wait_until_answering(
-        _base_url(settings), settings.model.id, _ANSWER_TIMEOUT_S, check_alive
+        base_url_of(settings), settings.model.id, _ANSWER_TIMEOUT_S, check_alive
     )
 
 
 def _announce(settings: Settings, ray_instance: LocalRay, console: Console) -> None:
-    base_url, model = _base_url(settings), settings.model.id
+    base_url, model = base_url_of(settings), settings.model.id
     dashboard = f"http://127.0.0.1:{ray_instance.dashboard_port}"
     board = (
         f"  chat       {base_url}/   in a browser\n  board      {base_url}/board\n"
@@ -304,13 +275,6 @@ def _explain(error: StartupError, ray_instance: LocalRay) -> None:
     complain(f"All logs are in {log_dir}")
 
 
-def _base_url(settings: Settings) -> str:
-    host = settings.http.host
-    if host in {"0.0.0.0", "::"}:
-        host = "127.0.0.1"
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.http.port}"
-
-
 def _import_application() -> None:
     """Import what takes seconds, while Ray's processes start."""
     # Whatever is wrong with them, `build_app` says better.
@@ -348,7 +312,9 @@ def _uninterruptible() -> Iterator[None]:
 
 def _install_handlers() -> None:
     for number in _STOP_SIGNALS:
-        signal.signal(number, _interrupt)
+        # Under nohup nobody wants to be told that the terminal is closed.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

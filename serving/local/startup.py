@@ -12,6 +12,10 @@ from serving.local.logs import EXCEPTION
 
 _POLL_S: Final = 0.5
 _MAX_EXPLANATION_LINES: Final = 4
+_UNPLACED = re.compile(
+    r"to be scheduled.*Resources required for each replica: (.*), "
+    r"total resources available: (.*?)\. "
+)
 _PYDANTIC_TAIL = re.compile(r" \[type=\w+, input_value=.*", re.DOTALL)
 
 
@@ -46,17 +50,17 @@ def wait_until_running(
         check_alive()
         application = serve.status().applications.get(app_name)
         if application is not None:
-            report(_progress(application))
+            report(_unplaced(application) or _progress(application))
             if application.status == "RUNNING":
                 return
             failure = _failure(application)
             if failure is not None:
                 raise StartupError(failure)
         if time.monotonic() > deadline_s:
-            raise StartupError(
-                f"not running after {timeout_s:.0f} s; set replicas.start_timeout_s "
-                "higher if the model takes longer to load"
+            what = _unplaced(application) or (
+                "set replicas.start_timeout_s higher if the model takes longer to load"
             )
+            raise StartupError(f"not running after {timeout_s:.0f} s; {what}")
         time.sleep(_POLL_S)
 
 
@@ -92,6 +96,19 @@ def _progress(application: Any) -> str:
         for name, deployment in sorted(application.deployments.items())
     ]
     return "; ".join(states) or "deploying"
+
+
+def _unplaced(application: Any) -> str:
+    """Return Serve's word on a replica that found no place for long, or ''."""
+    for name, deployment in (application.deployments if application else {}).items():
+        found = _UNPLACED.search(deployment.message)
+        if found is not None:
+            return (
+                f"no place for {name}: each replica wants {found[1]}, Ray has "
+                f"{found[2]}; lower replicas.num_cpus, replicas.num_gpus, replicas.min "
+                "or engine.tensor_parallel_size"
+            )
+    return ""
 
 
 def _role(deployment_name: str) -> str:

@@ -44,6 +44,11 @@ def find_disagreements(settings: "Sections") -> Iterator[str]:
 
 def _pair_disagreements(settings: "Sections") -> Iterator[str]:
     policy = settings.policy
+    if policy.params and ":" not in policy.name:
+        yield (
+            f"policy.params: policy.name: {policy.name} takes none, they are for "
+            "module:Class; remove them"
+        )
     if policy.name == "none":
         return
     if policy.method in METHODS_WITH_DRAFT_MODEL and settings.model.draft is None:
@@ -130,7 +135,7 @@ def _engine_disagreements(settings: "Sections") -> Iterator[str]:
         yield (
             f"engine.extra.pipeline_parallel_size: must be 1 (got {stages}) with "
             "policy.method: draft_model, because vLLM 0.32 cannot run a whole model "
-            "on a last stage; set engine.extra.tensor_parallel_size, or draft with a "
+            "on a last stage; set engine.tensor_parallel_size, or draft with a "
             "head such as eagle3"
         )
 

@@ -83,11 +83,11 @@ class RayCluster:
         self.nodes.append(node)
         node.wait_for("Ray runtime started", 300)
 
-    def run(self, *command: str, name: str) -> Command:
+    def run(self, *command: str, name: str, **env: str) -> Command:
         return Command.start(
             [str(BIN / command[0]), *command[1:]],
             self.folder / f"{name}.log",
-            **self.env,
+            **self.env | env,
         )
 
     def ask(self, path: str) -> Any:

@@ -117,7 +117,9 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
     ) as server:
         server.wait_for("Ctrl-C stops everything")
         check = [*ENTER, context, *exec_form("HEALTHCHECK")]
-        run(*check, env=clean_environment(**env))
+        # A proxy for others has no way to this machine.
+        proxied = env | {"http_proxy": "http://127.0.0.1:1"}
+        run(*check, env=clean_environment(**proxied))
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         answer = client.completions.create(model=MODEL, prompt="one", max_tokens=4)
         assert answer.usage.completion_tokens > 0

@@ -57,7 +57,11 @@ def test_the_notes_name_the_policy_that_the_server_chooses(render_notes):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ((), ["get secret demo-tetris-serve-api-keys", "Bearer $key"]),
+        ((), ["get secret demo-tetris-serve-api-keys", "Bearer $key", ":8000/v1/chat"]),
+        (
+            ("--set", "serve.routePrefix=/llm"),
+            ["curl http://127.0.0.1:8000/llm/v1/chat"],
+        ),
         (
             chart.options_of("production"),
             [

@@ -33,7 +33,7 @@ def test_load_starts_a_second_replica_and_both_serve(server):
 
 def test_what_exceeds_replicas_and_queue_is_refused_and_may_come_back(server):
     # Two replicas hold 8 requests each, and 16 more may wait.
-    with load(server, num_clients=48) as statuses:
+    with load(server, num_clients=48, max_tokens=60) as statuses:
         wait_until(lambda: {200, 503} <= set(statuses), 300)
     assert set(statuses) == {200, 503}
     assert server.complete(max_tokens=2).status_code == 200

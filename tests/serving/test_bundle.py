@@ -1,6 +1,7 @@
 """What `doctor --bundle` hands on, and what it leaves out."""
 
 import functools
+import socket
 import tarfile
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -71,6 +72,24 @@ def test_without_a_server_or_a_place_for_it_it_says_so(tmp_path, monkeypatch, ca
     assert not [name for name in parts if name.startswith("logs/")]
     assert bundle(settings, tmp_path / "no" / "such" / "bundle.tar.gz") == 1
     assert "--bundle" in capsys.readouterr().out
+
+
+def test_who_speaks_no_http_at_a_port_is_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "find_logs", lambda: tmp_path / "nothing")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        http = {"host": "::1", "port": 1, "metrics_port": other.getsockname()[1]}
+
+        def greet() -> None:
+            with other.accept()[0] as caller:
+                caller.recv(4096)
+                caller.sendall(b"SSH-2.0-x\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        settings = parse_settings(minimal(http=http))
+        assert bundle(settings, tmp_path / "bundle.tar.gz") == 0
+    parts = read(tmp_path / "bundle.tar.gz")
+    assert "no answer" in parts["metrics.txt"]
+    assert parts["health.json"].startswith("http://[::1]:1/health: no answer")
 
 
 def test_names_that_only_look_secret_are_kept():

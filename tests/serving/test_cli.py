@@ -18,7 +18,7 @@ from serving.app import check_access
 from serving.cli import main
 from serving.commands import drain, up
 from serving.commands.console import Console
-from serving.commands.up import with_access, with_board_text
+from serving.commands.own_machine import with_access, with_board_text
 from serving.local.ports import find_free
 from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import (
@@ -96,6 +96,10 @@ def test_a_deployment_that_cannot_work_fails_before_anything_starts(capsys, tmp_
         (f"model.draft={tmp_path}", r"model\.draft: .* has no config\.json"),
         ("engine.max_model_len=99999999", "engine.max_model_len: must be ≤"),
         ("engine.kv_cache_memory_bytes=90Ti", "lower engine.kv_cache_memory_bytes"),
+        (
+            "replicas.num_cpus=1000",
+            "1 replica.* want 1000 CPUs.*lower replicas.num_cpu",
+        ),
     ):
         assert main(["up", f"--config={DEMO_CONFIG}", f"--set={setting}"]) == 2
         assert re.search(reason, capsys.readouterr().err)
@@ -192,6 +196,39 @@ def test_the_server_does_without_what_no_request_needs(monkeypatch, capsys):
         up._watch(found, Console())
     said = capsys.readouterr()
     assert (said.out + said.err).count("dashboard has died") == 1
+
+
+def test_a_hang_up_stops_the_server_but_for_under_nohup():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with up._interruptible():
+            signal.raise_signal(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt), up._interruptible():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_replica_that_finds_no_place_is_told_of_with_what_it_wants(monkeypatch):
+    from ray import serve
+
+    message = (
+        "Deployment 'E' in application 'a' has 1 replicas that have taken more than "
+        "30s to be scheduled. This may be due to waiting for the cluster to auto-scale "
+        "or for a runtime environment to be installed. Resources required for each "
+        'replica: {"CPU": 8.0}, total resources available: {"CPU": 2.0}. Use `ray '
+        "status` for more details."
+    )
+    engines = SimpleNamespace(message=message, replica_states={"STARTING": 1})
+    application = SimpleNamespace(status="DEPLOYING", deployments={"E": engines})
+    status = SimpleNamespace(applications={"a": application})
+    monkeypatch.setattr(serve, "status", lambda: status)
+    told: list[str] = []
+    with pytest.raises(up.StartupError, match=r"replica wants \{\"CPU\": 8.0\}, Ray"):
+        up.wait_until_running("a", 0.0, told.append, lambda: None)
+    assert "replicas.num_cpus" in told[-1]
 
 
 def test_drafts_are_shown_as_text_on_loopback_addresses_alone():

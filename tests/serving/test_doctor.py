@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from serving.cli import main
 from serving.commands.doctor import doctor, examine
 from serving.local import ports
 from serving.settings.finding import Finding
@@ -188,12 +189,31 @@ def test_the_doctor_names_the_setting_behind_each_error(target, draft, capsys):
             draft,
             http={"port": busy.getsockname()[1]},
             replicas={"max": 1000, "num_cpus": 1},
+            policy={"method": "dflash"},
             engine={"kv_cache_memory_bytes": 1 << 50},
         )
-        port, memory, cpus = sorted(errors(examine(settings)))
+        findings = examine(settings)
+        port, memory, method = sorted(errors(findings))
         assert doctor(settings) == 1
     assert port.startswith("http.port")
     assert "is in use by" in port
     assert memory.startswith("memory: ")
-    assert cpus.startswith("replicas.max: 1000 replicas want 1000 CPUs")
+    assert method.startswith("policy.method: dflash does not run on engine.device: cpu")
     assert "3 error(s)" in capsys.readouterr().out
+    [cpus] = [str(one) for one in findings if one.setting == "replicas.max"]
+    assert cpus.startswith("replicas.max: 1000 replica(s) want 1000 CPUs")
+
+
+def test_the_doctor_says_who_may_not_call(target, draft, tmp_path):
+    def access(**given: Any) -> list[str]:
+        http = {"host": "0.0.0.0", "port": ports.find_free("127.0.0.1", 18000)}
+        return errors(examine(pair(target, draft, http=http | given)))
+
+    [nobody_said] = access()
+    assert nobody_said.startswith("http.access: anybody who reaches the server")
+    [no_file] = access(access={"keys_file": str(tmp_path / "no.json")})
+    assert no_file.startswith("http.access.keys_file: ")
+    keys = tmp_path / "keys.json"
+    assert main(["keys", "new", "--file", str(keys), "--class", "blk", "bob"]) == 0
+    [no_class] = access(access={"keys_file": str(keys)})
+    assert no_class.startswith("http.access.keys_file: the key 'bob' is of the class")

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from serving.front.request_class import ClassShare, check_priorities
+from serving.front.live_limits import LiveLimits
+from serving.front.request_class import ClassShare
 from serving.settings.live import LiveSettings, read_live
 from serving.settings.model import SettingsError
 
@@ -28,11 +29,23 @@ def test_what_cannot_change_is_refused_by_name(user_config: Any, reason: str) ->
         read_live(user_config)
 
 
-def test_a_first_priority_needs_engines_that_were_started_for_it() -> None:
-    urgent = {"a": ClassShare(priority=0)}
+@pytest.mark.anyio
+async def test_a_first_priority_needs_engines_that_were_started_for_it() -> None:
+    urgent = LiveSettings.model_validate(
+        {"policy": {"name": "goodput", "classes": {"a": {"priority": 0}}}}
+    )
+    limits = LiveLimits({"a": ClassShare()}, 1, 1, 0)
     with pytest.raises(ValueError, match="redeploy"):
-        check_priorities({"a": ClassShare()}, urgent)
-    check_priorities({"b": ClassShare(priority=3)}, urgent)
+        await limits.take(urgent)
+    # What the engines were started for may be taken back, and given again.
+    limits = LiveLimits({"b": ClassShare(priority=3)}, 1, 1, 0)
+    for live, priority in (
+        (LiveSettings.model_validate({"policy": {"name": "goodput"}}), None),
+        (urgent, 0),
+    ):
+        await limits.take(live)
+        shares = [one.priority for one in limits.classes.values()]
+        assert shares == ([] if priority is None else [priority])
 
 
 @pytest.mark.anyio

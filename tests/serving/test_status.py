@@ -100,6 +100,15 @@ def test_each_replica_has_a_line_with_what_it_did_meanwhile_and_what_it_gains(as
     assert told["replicas"][0]["totals"]["emitted"] == 250
 
 
+@pytest.mark.parametrize("key", ["tetris-abc\r\n", "tetris-äbc", "tetris-a\nb"])
+def test_a_key_that_cannot_be_sent_is_not_repeated(ask, key):
+    is_fine = key.strip() == "tetris-abc"
+    code, said = ask(HEALTHY, (404, b""), "--key", key)
+    assert code == (0 if is_fine else 1)
+    assert ("--key" in said) != is_fine
+    assert "tetris-" not in said.replace("tetris-serve", "")
+
+
 NONE = {"error": {"message": "No engine replica is running; retry."}}
 STALE = {"status": "stale", "running_replicas": 1, "age_s": 7.0}
 IDLE = {"status": "idle", "running_replicas": 0}

@@ -19,7 +19,8 @@ def ask(url: str, path: str, body: object = None, timeout_s: float = 120) -> byt
     """Return what the service answers; HTTP errors and silence raise OSError."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
-    if key := os.environ.get("TETRIS_API_KEY"):
+    # A Secret made of a file ends as the file does.
+    if key := os.environ.get("TETRIS_API_KEY", "").strip():
         headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(url + path, data, headers)
     with urllib.request.urlopen(request, timeout=timeout_s) as response:

@@ -167,7 +167,8 @@ more, 4m; the server itself keeps to the setting.
 {{- end -}}
 
 {{- define "tetris-serve.gpusPerReplica" -}}
-{{ mulf (include "tetris-serve.setting" (list . "replicas" "num_gpus" 0) | float64) (include "tetris-serve.setting" (list . "engine" "tensor_parallel_size" 1) | float64) }}
+{{- $stages := dig "engine" "extra" "pipeline_parallel_size" 1 (include "tetris-serve.config" . | fromYaml) -}}
+{{ mulf (include "tetris-serve.setting" (list . "replicas" "num_gpus" 0) | float64) (include "tetris-serve.setting" (list . "engine" "tensor_parallel_size" 1) | float64) (float64 $stages) }}
 {{- end -}}
 
 {{/*
