@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import psutil
 
@@ -186,10 +186,10 @@ def _check_count(settings: Settings, each: float, available: int, what: str) -> 
     if settings.engine.tensor_parallel_size > 1:
         own = "engine.tensor_parallel_size"
     least = max(1, replicas.min)
-    name = "replicas.min" if least > 1 else own
-    wanted, severity = least, cast("Severity", "error")
+    severity: Severity = "error"
+    wanted, name = least, "replicas.min" if least > 1 else own
     if least * each <= available:
-        wanted, severity, name = replicas.max, "warning", "replicas.max"
+        severity, wanted, name = "warning", replicas.max, "replicas.max"
     if wanted * each <= available:
         return Finding("ok", "device", f"{available} {what}(s)")
     return Finding(
