@@ -12,6 +12,7 @@ from serving.adapters import (
 from serving.compat_ray import check_ray
 from serving.engine_args import engine_kwargs_of, planner_key_of, replica_env_of
 from serving.replica.options import ReplicaOptions
+from serving.settings.finding import Finding
 from serving.settings.gguf_files import gguf_files_of
 from serving.settings.gguf_models import with_converted_models
 from serving.settings.model import (
@@ -168,10 +169,15 @@ def check_servable(settings: Settings) -> None:
     Raises:
         SettingsError: One line for each reason.
     """
-    findings = [*check_models(settings), *find_adapter_problems(settings)]
+    findings = find_problems(settings)
     problems = [str(one) for one in findings if one.severity == "error"]
     if problems:
         raise SettingsError(problems)
+
+
+def find_problems(settings: Settings) -> list[Finding]:
+    """Say whether engines can run these models under this policy."""
+    return [*check_models(settings), *find_adapter_problems(settings)]
 
 
 def check_access(settings: Settings) -> None:

@@ -41,10 +41,6 @@ class Places:
                 if name not in self._taken and seen_s < now_s - LATELY_S:
                     del self._seen_s[name]
 
-    @property
-    def _num_flows(self) -> int:
-        return max(self._least_flows, len(self._seen_s))
-
     def has_room(self, flow: str, limit: int) -> bool:
         """Return whether a flow may have one more.
 
@@ -52,14 +48,15 @@ class Places:
             flow: Whose the next one is.
             limit: Places there are now.
         """
-        kept = limit // (2 * self._num_flows)
+        num_flows = max(self._least_flows, len(self._seen_s))
+        kept = limit // (2 * num_flows)
         own = self._taken.get(flow, 0)
         if own < kept:
             return self.num_taken < limit
-        if not kept and self._num_flows > 1 and own >= max(1, limit - limit // 2):
+        if not kept and num_flows > 1 and own >= max(1, limit - limit // 2):
             return False
         borrowed = sum(max(0, count - kept) for count in self._taken.values())
-        return borrowed < limit - kept * self._num_flows
+        return borrowed < limit - kept * num_flows
 
     @property
     def num_taken(self) -> int:

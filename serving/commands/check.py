@@ -1,7 +1,8 @@
 """`tetris-serve check`: what a deployment file means, without starting anything."""
 
+from serving.app import find_problems
 from serving.commands.console import Console
-from serving.commands.doctor import find_problems, report
+from serving.commands.doctor import report
 from serving.engine_args import engine_kwargs_of
 from serving.settings.finding import Finding
 from serving.settings.model import Settings

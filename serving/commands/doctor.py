@@ -10,8 +10,7 @@ from typing import Final
 
 import psutil
 
-from serving.adapters import find_adapter_problems
-from serving.app import check_access
+from serving.app import check_access, find_problems
 from serving.commands.console import Console
 from serving.commands.own_machine import with_access
 from serving.engine.version import find_vllm_mismatch
@@ -27,7 +26,6 @@ from serving.settings.model import (
     is_local_path,
 )
 from serving.settings.model_files import weigh_model
-from serving.settings.model_pair import check_models
 from serving.settings.number_format import with_fast_format
 
 _PYTHON: Final = ((3, 11), (3, 14))
@@ -88,11 +86,6 @@ def examine(settings: Settings) -> list[Finding]:
         *_check_access(settings),
         *_check_token(settings),
     ]
-
-
-def find_problems(settings: Settings) -> list[Finding]:
-    """Say whether engines can run these models under this policy."""
-    return [*check_models(settings), *find_adapter_problems(settings)]
 
 
 def _check_access(settings: Settings) -> Iterator[Finding]:
@@ -254,21 +247,20 @@ def _check_memory(settings: Settings) -> Iterator[Finding]:
 
 def _check_ports(settings: Settings) -> Iterator[Finding]:
     http = settings.http
-    port = http.port
     try:
-        free = ports.is_free(http.host, port)
+        free = ports.is_free(http.host, http.port)
     except ValueError as error:
         yield Finding("error", "http.host", f"{error}; set 127.0.0.1")
         return
     if free:
-        yield Finding("ok", "http.port", f"{port} is free")
+        yield Finding("ok", "http.port", f"{http.port} is free")
     else:
-        owner = ports.owner_of(port)
+        owner = ports.owner_of(http.port)
         yield Finding(
             "error",
             "http.port",
-            f"{port} is in use{f' by {owner}' if owner else ''}; choose another one "
-            "with --port",
+            f"{http.port} is in use{f' by {owner}' if owner else ''}; choose another "
+            "one with --port",
         )
     for name, port in (
         ("dashboard_port", http.dashboard_port),

@@ -147,11 +147,10 @@ class Admission:
         self._places.free(standing.turn.flow)
         if standing.caller is not None:
             standing.caller.charge(one.num_tokens)
-        whole = one.asked_together
-        if whole is not None and one.emitted:
+        if one.emitted and standing.due_s < math.inf and one.asked_together is not None:
             # Of its answers this one has come, so that the others have time.
             for other in others:
-                if other.asked_together == whole:
+                if other.asked_together == one.asked_together:
                     other.standing.due_s = math.inf
 
     def expire(self, requests: Iterable[InFlight]) -> list[InFlight]:

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import copy
 import dataclasses
+import functools
 import hashlib
 import math
 import re
@@ -161,7 +162,7 @@ class InFlight:
         """The request's id in the front."""
         return str(self.request.request_id)
 
-    @property
+    @functools.cached_property
     def asked_together(self) -> str | None:
         """What the answers to one request share; None where it has only one."""
         match = _PROMPT.fullmatch(self.request.external_req_id or "")
