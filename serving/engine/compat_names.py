@@ -159,13 +159,12 @@ GPU_SCHEDULER: Final[Table] = {
         "enable_adaptive_verification": "switched on where trimming works",
         "max_num_new_slots_for_drafting": "charged to the step's token limit",
         "attention_backend": "whether it follows lengths the device chose",
+        "use_multi_module_mtp()": "whether all its passes are one",
     },
     "vllm.config:ParallelConfig": {
         "pipeline_parallel_size enable_batch_sharded_sampling": "what bars trimming",
     },
-    "vllm.config:ModelConfig": {
-        "return_sampling_mask": "what bars trimming",
-    },
+    "vllm.config:ModelConfig": {"return_sampling_mask": "what bars trimming"},
     "vllm.config:CUDAGraphMode": {
         "has_full_cudagraphs()": "what bars trimming",
     },
@@ -327,13 +326,13 @@ GPU_WORKER: Final[Table] = {
         "record_confidences(confidence_probs, input_batch)": "rank 0's count",
         "set_initial_cost_curves(samples)": "start-up timings go to the planner",
         "add_request(req_idx)": "clears a slot's confidences",
-        "batches_to_profile compact_batch set_cost_curves": "kept as they are",
+        "batches_to_profile(capture_sizes)": "without context",
+        "compact_batch set_cost_curves": "kept as they are",
         "req_states cost_tables _copy_stream _cudagraph_limit": "taken along",
         "_stale_confidences _copy_events _stale_idx _pending_resets": "taken along",
         "num_bonus_tokens num_speculative_steps query_start_loc": "written by ours",
         "_max_total_logits _batch_budget _confidence_probs": "written by ours",
-        "_batch_draft_capacity _num_non_draft_tokens": "written by ours",
-        "_cu_num_logits": "written by ours",
+        "_batch_draft_capacity _num_non_draft_tokens _cu_num_logits": "written by ours",
     },
     f"{_SPEC_DECODE}.acceptance_estimator:OnlineAcceptanceEstimator": {
         "step": "kept from learning",

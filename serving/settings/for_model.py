@@ -64,10 +64,15 @@ def settings_for(
     configs = {"target": _read_config(target, "model.target")}
     if draft:
         configs["draft"] = _read_config(draft, "model.draft")
+    method = _method_of(draft, configs["draft"]) if draft else None
     num_seqs = _number(overrides, "engine.max_num_seqs", _MAX_NUM_SEQS[device])
+    contexts = [_context_of(configs["target"]), _MAX_MODEL_LEN[device]]
+    if draft and device == "gpu" and method is None:
+        # vLLM has it draft for whatever is served there.
+        contexts.append(_context_of(configs["draft"]))
     engine: dict[str, Any] = {
         "device": device,
-        "max_model_len": min(_context_of(configs["target"]), _MAX_MODEL_LEN[device]),
+        "max_model_len": min(contexts),
         "max_num_seqs": num_seqs,
     }
     replicas: dict[str, Any] = {
@@ -89,7 +94,6 @@ def settings_for(
     }
     if draft:
         data["model"]["draft"] = draft
-        method = _method_of(draft, configs["draft"])
         if method is not None:
             data["policy"] = {"method": method}
     return parse_settings(data, target, overrides=overrides)

@@ -11,6 +11,9 @@ from serving.settings.model import Settings
 from serving.settings.model_files import ModelFiles, read_model
 from serving.settings.number_format import lacks_bfloat16
 
+_ON_TARGETS_POSITIONS = frozenset({"eagle", "eagle3", "mtp"})
+"""Drafters that vLLM lets draft as far as the target goes, and makes fit for it."""
+
 
 def check_models(settings: Settings) -> list[Finding]:
     """Check both models of a deployment.
@@ -75,13 +78,27 @@ def _check_pair(
         yield from _check_vocabulary(target, draft, settings)
     if settings.policy.method == "draft_model":
         yield from _check_tokenizer(target, draft)
+    yield from _check_draft_context(draft, settings)
+
+
+def _check_draft_context(draft: ModelFiles, settings: Settings) -> Iterator[Finding]:
     wanted, offered = settings.engine.max_model_len, draft.max_context
-    if offered is not None and offered < wanted:
+    if offered is None or offered >= wanted:
+        return
+    if settings.engine.device == "cpu":
         yield Finding(
             "warning",
             "engine.max_model_len",
             f"the draft model ends at {offered} tokens: requests between that and "
             f"{wanted} run without speculation; lower it to {offered} to avoid that",
+        )
+    elif settings.policy.method not in _ON_TARGETS_POSITIONS:
+        yield Finding(
+            "error",
+            "engine.max_model_len",
+            f"must be ≤ {offered}, the draft model's context (got {wanted}): on a GPU "
+            "vLLM has it draft for longer requests all the same, at positions that it "
+            "has no table for, which can end the engine",
         )
 
 

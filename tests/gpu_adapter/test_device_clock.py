@@ -64,7 +64,7 @@ def test_a_device_that_never_answers_costs_no_memory(clock, device):
 TIMES = DeviceTimes(1, 5.0, 2.0, 3.0, 1.0)
 
 
-def note(loads, step_id=1, *, after_idle=False):
+def note(loads, step_id=1, *, after_idle=False, encoder_inputs=()):
     """Note a step of two requests with drafts, one without, and a prompt."""
     num_tokens = {"a": 4, "b": 3, "c": 1, "prompt": 20}
     output = SimpleNamespace(
@@ -72,6 +72,7 @@ def note(loads, step_id=1, *, after_idle=False):
         scheduled_spec_decode_tokens={"a": [-1] * 3, "b": [-1] * 2},
         total_num_scheduled_tokens=sum(num_tokens.values()),
         num_spec_tokens_to_schedule=2,
+        scheduled_encoder_inputs={name: [0] for name in encoder_inputs},
     )
     options = {"num_context_tokens": 500, "after_idle": after_idle}
     loads.note(step_id, output, draft_budget=2, **options)
@@ -91,3 +92,12 @@ def test_a_steps_load_counts_what_was_verified_not_what_was_offered():
     # Steps overlap, and no gap is negative.
     note(loads)
     assert loads.match(DeviceTimes(1, 5.0, 2.0, 3.0, -0.5)).host_ms == 0.0
+
+
+def test_a_step_that_encodes_images_tells_nothing_of_the_host():
+    """Encoders run in the gap before the forward pass."""
+    loads = StepLoads()
+    note(loads, encoder_inputs=["prompt"])
+    assert loads.match(TIMES) is None
+    note(loads)
+    assert loads.match(TIMES) is not None

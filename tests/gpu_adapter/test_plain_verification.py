@@ -8,7 +8,12 @@ import pytest
 from serving.engine.compat import GPUWorker
 from serving.engine.gpu import runner as runner_v2
 from serving.engine.gpu import worker as worker_gpu
-from serving.engine.gpu.plain_verification import find_plain_reason, find_unfit_backend
+from serving.engine.gpu.plain_verification import (
+    drafts_in_one_pass,
+    find_plain_reason,
+    find_unfit_backend,
+)
+from serving.engine.gpu.runner import TetrisGPUModelRunner
 from serving.engine.gpu.worker import TetrisGPUWorker
 
 DEPTHS = [[1, 1, 1], [2, 2, 2], [3, 3, 3], [4, 64, 4]]
@@ -37,7 +42,9 @@ def make_config(**changes):
             enable_adaptive_verification=False,
             attention_backend=changes.get("draft_backend"),
             num_speculative_tokens=4,
-            num_speculative_tokens_per_batch_size=DEPTHS,
+            num_speculative_tokens_per_batch_size=changes.get("depths", DEPTHS),
+            parallel_drafting=changes.get("parallel", False),
+            use_multi_module_mtp=lambda: changes.get("modules", 1) > 1,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=64),
         attention_config=SimpleNamespace(
@@ -141,3 +148,69 @@ def test_vllms_own_runner_is_used_where_it_insists_on_v1(monkeypatch):
     worker = object.__new__(TetrisGPUWorker)
     worker.vllm_config = make_config(v2=False)
     assert worker._make_model_runner() == "vLLM's own"
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_one_pass"),
+    [
+        ({}, False),
+        ({"method": "dflash"}, True),
+        ({"parallel": True}, True),
+        ({"method": "mtp"}, False),
+        # One graph runs them all.
+        ({"method": "mtp", "modules": 2}, True),
+    ],
+)
+def test_drafters_that_make_all_tokens_at_once_are_known(changes, in_one_pass):
+    assert drafts_in_one_pass(make_config(**changes)) == in_one_pass
+
+
+@pytest.fixture
+def runner(request):
+    made = object.__new__(TetrisGPUModelRunner)
+    made.vllm_config = make_config(**getattr(request, "param", {}))
+    made.speculative_config = made.vllm_config.speculative_config
+    made.speculative_config.enable_adaptive_verification = True
+    made.speculator = made.rejection_sampler = None
+    made.device = "cpu"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("runner", "depths"),
+    [({}, [[1, 64, 4]]), ({"depths": None}, None)],
+    indirect=["runner"],
+)
+def test_a_back_end_that_refuses_late_has_graphs_of_full_drafts_alone(
+    runner, depths, monkeypatch
+):
+    """As FlashAttention 2 does, by itself the choice on every GPU before Hopper."""
+    seen = []
+
+    def initialize_kv_cache(self):
+        speculative = self.speculative_config
+        seen.append(speculative.num_speculative_tokens_per_batch_size)
+        if speculative.enable_adaptive_verification:
+            raise ValueError("... pass enable_adaptive_verification=false ...")
+        self.adaptive_verification = None
+
+    monkeypatch.setattr(
+        runner_v2.GPUModelRunnerV2, "initialize_kv_cache", initialize_kv_cache
+    )
+    runner.initialize_kv_cache()
+    assert runner._plain_reason == "attention_backend"
+    assert seen == [DEPTHS if depths else None, depths]
+
+
+def test_the_groups_communicator_is_there_before_memory_is_counted(runner, monkeypatch):
+    """It is made by the first broadcast, and takes memory of its own."""
+    done = []
+    group = SimpleNamespace(broadcast=lambda tensor, src: done.append((tensor, src)))
+    monkeypatch.setattr(runner_v2, "get_tp_group", lambda: group)
+    monkeypatch.setattr(
+        runner_v2.GPUModelRunnerV2, "load_model", lambda self: done.append("weights")
+    )
+    monkeypatch.setattr(runner_v2, "use_raw_confidence", lambda speculator: None)
+    runner.load_model()
+    weights, (tensor, src) = done
+    assert (weights, tensor.tolist(), src) == ("weights", [0.0], 0)

@@ -3,11 +3,14 @@
 import itertools
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from policies.types import DraftSelection
+from serving.engine.gpu.offers import DraftOffers
+from serving.engine.shared.counters import SpeculationCounters
 from tests.engine.made_up import plan_instead
 from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH, GRAPH_SIZES, MAX_TOKENS
@@ -48,6 +51,54 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
     assert not scheduler._orders
     if policy == "goodput":
         assert len(scheduler._planner.acceptance.calibration._requests) <= 1
+
+
+@pytest.mark.parametrize("policy", ["tetris", "goodput"])
+def test_what_a_connector_keeps_after_its_end_is_forgotten(policy, make_scheduler):
+    """It is kept as long as its KV cache is being sent.
+
+    A step may have been in flight when it ended.
+    """
+    scheduler = make_scheduler(policy=policy)
+    scheduler._free_blocks = lambda request: None
+    requests = add_requests(scheduler, 6)
+    drive(scheduler, make_worker(6))
+    assert scheduler.requests.keys() == {one.request_id for one in requests}
+    assert scheduler.counters.num_fallbacks == {}
+    assert len(scheduler._outcomes.confidence) == 0
+    if policy == "goodput":
+        assert not scheduler._planner.acceptance.calibration._requests
+
+
+@pytest.mark.parametrize(
+    ("method", "ends_at"), [("draft_model", 100), ("eagle3", 200), ("mtp", 200)]
+)
+def test_a_head_on_the_targets_positions_drafts_as_far_as_those_go(method, ends_at):
+    """And a model of its own as far as its context."""
+    speculative = SimpleNamespace(
+        method=method,
+        draft_model_config=SimpleNamespace(max_model_len=100),
+        max_num_new_slots_for_drafting=0,
+    )
+    scheduler = SimpleNamespace(
+        vllm_config=SimpleNamespace(speculative_config=speculative), max_model_len=200
+    )
+    offers = DraftOffers(scheduler, SpeculationCounters("tetris", method, DEPTH))
+
+    def can_draft(num_tokens):
+        request = SimpleNamespace(
+            sampling_params=None,
+            num_tokens=num_tokens,
+            num_output_tokens=1,
+            num_output_placeholders=0,
+            max_tokens=1000,
+            is_prefill_chunk=False,
+        )
+        return offers.can_draft(request, 0)
+
+    # A draft and the token after it must have room.
+    assert can_draft(ends_at - 2)
+    assert not can_draft(ends_at + 1)
 
 
 def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler):

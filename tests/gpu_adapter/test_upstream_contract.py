@@ -28,7 +28,7 @@ from serving.engine.shared import planner_host
 
 HOOKS = {
     PlannedVerification: "add_request get_num_tokens reallocate_drafts "
-    "record_confidences set_initial_cost_curves",
+    "record_confidences batches_to_profile set_initial_cost_curves",
     TetrisGPUModelRunner: "load_model initialize_kv_cache execute_model "
     "postprocess_sampled sample_tokens",
     TetrisGPUWorker: "_make_model_runner",

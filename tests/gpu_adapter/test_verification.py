@@ -122,6 +122,17 @@ def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by():
     assert verification._confidence_probs[3].tolist() == [1.0, 1.0]
 
 
+def test_start_up_steps_carry_no_context():
+    """Which the planner prices by itself; upstream lends each request 8192 tokens."""
+    verification = make_verification()
+    verification.req_states = SimpleNamespace(max_num_batched_tokens=8)
+    batches = [*verification.batches_to_profile([1, 2])]
+    assert {batch["num_tokens"] for batch in batches} == {1, 2, 3, 4, 8}
+    assert {batch["context_len"] for batch in batches} == {0}
+    upstream = super(PlannedVerification, verification).batches_to_profile([1])
+    assert next(upstream)["context_len"] > 0
+
+
 def test_start_up_timings_become_a_profile_of_single_passes():
     # Past 4 requests the first pass grows and the other two do not.
     times_ms = [(5.0, 3.0), (5.2, 3.3), (90.0, 80.0), (6.0, 6.0), (9.0, 10.0)]

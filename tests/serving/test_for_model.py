@@ -91,7 +91,11 @@ def test_a_gpu_is_used_where_there_is_one_that_works(tmp_path, monkeypatch):
     target = write_config(tmp_path / "large")
     found = find(target, TARGET)
     assert (found.engine.device, found.replicas.num_gpus) == ("gpu", 1)
-    assert found.engine.max_model_len == 32_768
+    # Of the drafter, which drafts for all that is served there.
+    assert found.engine.max_model_len == 2048
+    head = write_config(tmp_path / "head", architectures=["LlamaForCausalLMEagle3"])
+    for draft in (None, head):
+        assert find(target, draft).engine.max_model_len == 32_768
     assert found.engine.kv_cache_memory_bytes is None
     assert found.policy.name == "fixed"
     assert any("not been measured on a GPU" in str(one) for one in found.findings)

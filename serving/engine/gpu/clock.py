@@ -184,6 +184,9 @@ class StepLoads:
             after_idle: The engine had nothing to do before, so that the device's gap
                 was no part of the step.
         """
+        if output.scheduled_encoder_inputs:
+            # Encoders run in the gap before the forward pass, which is the host's.
+            return
         drafts = output.scheduled_spec_decode_tokens
         num_decodes = sum(
             num_tokens == 1 + len(drafts.get(req_id, ()))

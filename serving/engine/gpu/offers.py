@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from serving.engine.compat import Request, Scheduler
     from serving.engine.shared.counters import SpeculationCounters
 
+_WITHOUT_LIMIT = frozenset({"eagle", "eagle3", "mtp"})
+"""Heads on the target's own positions, which vLLM has draft as far as those go, however
+short the checkpoint says that its context is."""
+
 OFFER_SLACK = 1
 """Drafts offered beyond a request's expected share when offers must be trimmed: the
 device, which knows better, may still move that many its way."""
@@ -27,12 +31,12 @@ class DraftOffers:
     def __init__(self, scheduler: Scheduler, counters: SpeculationCounters) -> None:
         """Offer the drafts of this scheduler's requests."""
         speculative = scheduler.vllm_config.speculative_config
-        limit = getattr(speculative.draft_model_config, "max_model_len", None)
         self._scheduler = scheduler
         self._counters = counters
-        self._drafter_limit = min(
-            int(limit or scheduler.max_model_len), scheduler.max_model_len
-        )
+        limit = getattr(speculative.draft_model_config, "max_model_len", None)
+        if limit is None or speculative.method in _WITHOUT_LIMIT:
+            limit = scheduler.max_model_len
+        self._drafter_limit = min(int(limit), scheduler.max_model_len)
         # Some drafters need slots beside the tokens; vLLM charges those as well.
         self._num_slots: int = 1 + speculative.max_num_new_slots_for_drafting
         self._safe_until: dict[str, int] = {}

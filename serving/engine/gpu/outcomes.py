@@ -12,10 +12,10 @@ from serving.engine.shared.faults import screen_confidence
 from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Mapping
 
     from policies.types import DraftSelection
-    from serving.engine.compat import ModelRunnerOutput, SchedulerOutput
+    from serving.engine.compat import ModelRunnerOutput, Request, SchedulerOutput
     from serving.engine.gpu.step_messages import StepReport, VerificationReport
     from serving.engine.shared.board import BoardRecorder
     from serving.engine.shared.counters import SpeculationCounters
@@ -54,7 +54,7 @@ class OutcomeReader:
         model_runner_output: ModelRunnerOutput,
         report: VerificationReport | None,
         selection: DraftSelection | None,
-        requests: Container[str],
+        requests: Mapping[str, Request],
     ) -> VerificationOutcome:
         """Take in a step.
 
@@ -63,7 +63,7 @@ class OutcomeReader:
             model_runner_output: Its tokens.
             report: What the device verified; None if it said nothing.
             selection: The planner's; None if it had made none.
-            requests: Ids of those that have not ended.
+            requests: By id; vLLM keeps some after their end.
 
         Returns:
             What can be learnt of those still known.
@@ -81,8 +81,7 @@ class OutcomeReader:
             is_reported = rows >= 0
             verified = np.where(is_reported, report.num_admitted[rows], drafts)
             num_verified = verified.tolist()
-            # A request that has ended was forgotten, though a step was in flight.
-            is_known = [req_id in requests for req_id in req_ids]
+            is_known = [_is_alive(requests.get(req_id)) for req_id in req_ids]
             known = np.flatnonzero(is_reported & is_known)
             confidence, is_usable = screen_confidence(
                 report.confidence[rows[known]].astype(np.float64),
@@ -122,6 +121,15 @@ class OutcomeReader:
             num_verified = num_valid
         counters.count_verification(num_verified, num_accepted)
         return outcome
+
+
+def _is_alive(request: Request | None) -> bool:
+    """Tell whether a request goes on: what has ended was forgotten.
+
+    A step may still have been in flight then, and a KV connector keeps the blocks of
+    what it has not sent yet, and with them the request.
+    """
+    return request is not None and not request.is_finished()
 
 
 def show_drafts(

@@ -26,8 +26,21 @@ def drafts_in_one_pass(vllm_config: VllmConfig) -> bool:
     """Tell whether the drafter makes all its tokens in a single forward pass."""
     speculative = vllm_config.speculative_config
     return bool(
-        speculative.method in _PARALLEL_METHODS or speculative.parallel_drafting
+        speculative.method in _PARALLEL_METHODS
+        or speculative.parallel_drafting
+        # One graph runs all modules, whatever the depth.
+        or speculative.use_multi_module_mtp()
     )
+
+
+def keep_one_depth(vllm_config: VllmConfig) -> None:
+    """Let graphs be captured for full drafts alone: without trimming, all are full."""
+    speculative = vllm_config.speculative_config
+    most, depth = (
+        vllm_config.scheduler_config.max_num_seqs,
+        speculative.num_speculative_tokens,
+    )
+    speculative.num_speculative_tokens_per_batch_size = [[1, most, depth]]
 
 
 def find_plain_reason(vllm_config: VllmConfig) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.logger import init_logger
 
 from serving.engine.compat import (
@@ -20,6 +21,7 @@ from serving.engine.gpu.plain_verification import (
     drafts_in_one_pass,
     find_plain_reason,
     find_unfit_backend,
+    keep_one_depth,
 )
 from serving.engine.gpu.speculators import adopt_speculator, use_raw_confidence
 from serving.engine.gpu.step_messages import (
@@ -115,6 +117,9 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
         """Load both models, then let the drafter report raw confidence."""
         super().load_model(*args, **kwargs)
         use_raw_confidence(self.speculator)
+        # The first broadcast of a group makes its communicator: here its memory is
+        # there when vLLM looks how much is left, and no request waits for it.
+        get_tp_group().broadcast(torch.zeros(1, device=self.device), src=0)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Make the KV cache and our verification, or plain verification."""
@@ -209,6 +214,8 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
         )
         self._plain_reason = reason
         self.speculative_config.enable_adaptive_verification = False
+        if self.speculative_config.num_speculative_tokens_per_batch_size:
+            keep_one_depth(self.vllm_config)
         if self.speculator is not None:
             self.speculator.enable_adaptive_verification = False
             self.speculator.acceptance_estimator = None

@@ -17,7 +17,9 @@ def find_captured_sizes(vllm_config: VllmConfig) -> tuple[int, ...]:
     mix of lengths. Not followed: without piecewise graphs, steps with prompts are not
     padded; where drafts cannot be trimmed, graphs of equal lengths round on to
     multiples of those; a draft model of its own runs unpadded, but takes a GPU about as
-    long for so few tokens more. Eager engines capture nothing.
+    long for so few tokens more; a head's first pass has whole graphs for drafts of
+    equal lengths alone, so that it takes longer once a draft was left out. Eager
+    engines capture nothing.
     """
     compilation = vllm_config.compilation_config
     if not compilation.cudagraph_mode:

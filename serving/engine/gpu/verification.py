@@ -14,7 +14,7 @@ from serving.engine.gpu.copy import DeviceReader, PendingCopy
 from serving.engine.gpu.ranking import predict_acceptance, select_drafts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from serving.engine.compat import StepTimingSample
     from serving.engine.gpu.step_messages import VerificationOrder
@@ -43,6 +43,7 @@ class PlannedVerification(AdaptiveVerificationManager):
             host waits for nothing; upstream waits for the copy of the step before.
         `reallocate_drafts`: the torch twin of `policies.decisions.select` on calibrated
             confidence; starts the copy that carries the confidences to the scheduler.
+        `batches_to_profile`: start-up steps carry no context.
         `set_initial_cost_curves`: start-up timings go to the planner.
     """
 
@@ -173,6 +174,15 @@ class PlannedVerification(AdaptiveVerificationManager):
         # confidences make every rank rank alike, whatever its kernels rounded to.
         self._tp_group.broadcast(fresh, src=0)
         self._confidence_probs[input_batch.idx_mapping] = fresh
+
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """Yield upstream's start-up steps, without the context it lends each request.
+
+        Its 8192 tokens a request would be read as the price of tokens: the planner
+        learns that of context by itself.
+        """
+        for batch in super().batches_to_profile(capture_sizes):
+            yield batch | {"context_len": 0}
 
     def set_initial_cost_curves(self, samples: Sequence[StepTimingSample]) -> None:
         """Keep upstream's start-up timings for the planner, which learns from there."""

@@ -12,6 +12,7 @@ from serving.engine.gpu.plain_verification import (
     ATTENTION_BACKEND,
     find_plain_reason,
     find_unfit_backend,
+    keep_one_depth,
 )
 
 logger = init_logger(__name__)
@@ -46,11 +47,7 @@ class TetrisGPUWorker(GPUWorker):
                 "under this configuration (%s). Counted in tetris_fallbacks_total.",
                 reason,
             )
-            # Of the lengths in there graphs are captured, and one is ever drafted.
-            max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
-            depth = speculative.num_speculative_tokens
-            table = [[1, max_num_seqs, depth]]
-            speculative.num_speculative_tokens_per_batch_size = table
+            keep_one_depth(self.vllm_config)
         speculative.enable_adaptive_verification = reason is None
         from serving.engine.gpu.runner import TetrisGPUModelRunner
 
