@@ -90,19 +90,25 @@ CMD ["tetris-serve", "up", "--config", "configs/tiny.yaml", "--host", "0.0.0.0",
 # -------------------------------------------------------------------------------- gpu
 FROM run AS gpu
 # Not a build tool here: Triton compiles a small launcher for every kernel when it first
-# runs, and FlashInfer whole kernels in C++, as in vLLM's own images. nvcc and ninja are
-# among the packages.
+# runs. FlashInfer's kernels would want nvcc: engines sample without them.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-# Asks NVIDIA's container runtime for the driver; CUDA itself is in the packages.
-ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+# Asks NVIDIA's container runtime for the driver, one that CUDA in the packages can work
+# with; where there is no such runtime, as on GKE, it is mounted in that folder.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA=cuda>=13.0 \
     NVIDIA_VISIBLE_DEVICES=all \
     TRITON_CACHE_DIR=/var/cache/tetris/triton
 COPY --from=install-gpu /opt/venv /opt/venv
 COPY . .
 USER 10001:10001
+# Finds its device itself, which the files under configs/ say is the CPU.
+CMD ["tetris-serve", "up", "configs/models/demo-target", \
+     "--draft", "configs/models/demo-draft", "--host", "0.0.0.0", \
+     "--set", "http.access.allow_anonymous=true"]
 
 # -------------------------------------------------------------------------------- cpu
 # Last, so that it is what a build without --target makes.

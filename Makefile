@@ -4,7 +4,9 @@
 PYTHON ?= python3
 CONFIG ?= configs/smollm2.yaml
 TETRIS_VENV ?= .venv
-export TETRIS_VENV
+# What is set up is what CONFIG is for, which by itself is a CPU.
+TETRIS_DEVICE ?= $(or $(shell sed -n 's/^  device: *\([a-z]*\).*/\1/p' $(CONFIG) 2>&-),cpu)
+export TETRIS_VENV TETRIS_DEVICE
 
 # Whatever these hold was meant for another Python than the one in $(TETRIS_VENV).
 unexport PYTHONHOME PYTHONPATH
@@ -46,10 +48,12 @@ serve:
 		--config $(CONFIG) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Two tests at a time, for an engine pins one thread; but whatever starts Ray needs both
-# cores of a small machine. With ARGS one of the two may have nothing to run.
+# cores of a small machine, for two thirds of the time: what only computes, and looks at
+# no clock, takes the rest. With ARGS either may have nothing to run.
 PYTEST := $(BIN)/pytest --durations=40
 # Where those are, so that the others are not read for nothing.
 WITH_RAY := tests/helm tests/serving
+PATIENT := tests/engine tests/gpu_adapter
 # Files in their order: by the number of tests the one that takes longest would come last.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
@@ -59,8 +63,9 @@ test:
 ifdef FAST
 	$(PYTEST) $(SHARED) -m "not ray and not vllm and not slow" $(ARGS)
 else
-	$(PYTEST) $(SHARED) -m "not ray" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) -m ray $(or $(ARGS),$(WITH_RAY)) $(NONE_IS_FINE)
+	$(PYTEST) $(SHARED) -m "not ray and not patient" $(ARGS) $(NONE_IS_FINE)
+	@.ci/beside $(PYTEST) -m ray $(or $(ARGS),$(WITH_RAY)) \
+		-- $(PYTEST) -p no:cacheprovider -m patient $(or $(ARGS),$(PATIENT)) $(NONE_IS_FINE)
 endif
 
 faults:

@@ -96,10 +96,22 @@ def replica_env_of(settings: Settings) -> dict[str, str]:
             # first request wants log probabilities. All of an engine's streams wait
             # for it, on busy cores until `engine_hang_timeout_s` takes it for dead.
             env["TORCH_COMPILE_DISABLE"] = "1"
-    elif has_adapter(settings):
+    else:
+        env |= _gpu_env(settings)
+    return env | settings.engine.env
+
+
+def _gpu_env(settings: Settings) -> dict[str, str]:
+    # Its kernels are compiled when they are first called, by an nvcc that neither the
+    # image nor a usual host has. vLLM does not ask for one, and no engine would start.
+    env = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    if has_adapter(settings):
         # vLLM's default, but the other Ray executor has no asynchronous scheduling.
         env["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] = "1"
-    return env | settings.engine.env
+    if settings.replicas.num_gpus < 1:
+        # Ray sets it where no engine looks.
+        env["VLLM_RAY_PER_WORKER_GPUS"] = f"{settings.replicas.num_gpus:g}"
+    return env
 
 
 def _speculation_kwargs(settings: Settings) -> dict[str, Any]:

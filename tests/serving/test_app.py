@@ -101,6 +101,12 @@ def test_on_a_gpu_fixed_is_left_to_vllm_and_the_rest_runs_on_the_v2_runner(
     assert "enable_adaptive_verification" not in kwargs["speculative_config"]
     assert ("scheduler_cls" in kwargs) == has_adapter
     assert (env.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND") == "1") == has_adapter
+    # By FlashInfer vLLM would sample with what nvcc compiles, which is seldom there.
+    assert env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert "VLLM_RAY_PER_WORKER_GPUS" not in env
+    shared = f"{GPU} {settings} engine.gpu_memory_utilization=0.4"
+    env = replica_env_of(deployment_of(f"{shared} replicas.num_gpus=0.5"))
+    assert env["VLLM_RAY_PER_WORKER_GPUS"] == "0.5"
     if has_adapter:
         # Steps overlap there.
         assert kwargs["scheduler_cls"].endswith("gpu.scheduler.TetrisAsyncScheduler")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serving.cli import main
-from serving.commands.doctor import doctor, examine
+from serving.commands.doctor import check_room, doctor, examine
 from serving.local import ports
 from serving.settings.finding import Finding
 from serving.settings.model import Settings, parse_settings
@@ -223,3 +223,33 @@ def test_the_doctor_says_who_may_not_call(target, draft, tmp_path):
     assert main(["keys", "new", "--file", str(keys), "--class", "blk", "bob"]) == 0
     [no_class] = access(access={"keys_file": str(keys)})
     assert no_class.startswith("http.access.keys_file: the key 'bob' is of the class")
+
+
+@pytest.mark.parametrize(
+    ("built", "chosen", "fix"),
+    [
+        (
+            "cpu",
+            ON_GPU,
+            "set engine.device: cpu, or set up anew with TETRIS_DEVICE=gpu",
+        ),
+        (
+            "gpu",
+            ON_CPU,
+            "set engine.device: gpu, or set up anew with TETRIS_DEVICE=cpu",
+        ),
+        ("gpu", ON_GPU, ""),
+        (None, ON_GPU, ""),
+    ],
+)
+def test_a_vllm_for_another_device_is_told_of(
+    built, chosen, fix, target, draft, monkeypatch
+):
+    monkeypatch.setattr("serving.commands.doctor.find_built_device", lambda: built)
+    monkeypatch.setattr("serving.commands.doctor.count_gpus", lambda: 8)
+    told = errors([*check_room(pair(target, draft, **chosen))])
+    assert [one.rpartition(": set")[0] for one in told] == [
+        f"engine.device: is {chosen['engine']['device']}, and the vLLM that is "
+        f"installed here is for a {built}"
+    ] * bool(fix)
+    assert all(one.endswith(fix) for one in told)

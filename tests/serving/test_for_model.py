@@ -44,6 +44,7 @@ def set_machine(
 ) -> None:
     where = "serving.settings.for_model"
     monkeypatch.setattr(f"{where}.count_gpus", lambda: num_gpus)
+    monkeypatch.setattr(f"{where}.find_built_device", lambda: "gpu")
     memory = SimpleNamespace(available=available)
     monkeypatch.setattr(f"{where}.psutil.virtual_memory", lambda: memory)
 
@@ -101,6 +102,10 @@ def test_a_gpu_is_used_where_there_is_one_that_works(tmp_path, monkeypatch):
     assert any("not been measured on a GPU" in str(one) for one in found.findings)
     cpu = find(target, TARGET, "engine.device=cpu")
     assert (cpu.engine.device, cpu.policy.name) == ("cpu", "goodput")
+    # The vLLM that is installed is the one for processors.
+    monkeypatch.setattr("serving.settings.for_model.find_built_device", lambda: "cpu")
+    assert find(target).engine.device == "cpu"
+    monkeypatch.setattr("serving.settings.for_model.find_built_device", lambda: "gpu")
     # No driver is loaded.
     monkeypatch.setattr("serving.settings.for_model.count_gpus", lambda: 1 / 0)
     assert find(TARGET).engine.device == "cpu"

@@ -25,6 +25,9 @@ that concern what Kubernetes is asked for.
 {{- if and (eq $device "gpu") (eq (include "tetris-serve.gpusPerReplica" . | float64) 0.0) -}}
 {{- fail "config.replicas.num_gpus: must be above 0 with config.engine.device gpu; set it to 1" -}}
 {{- end -}}
+{{- if gt (include "tetris-serve.setting" (list . "replicas" "num_gpus" 0) | float64) 1.0 -}}
+{{- fail "config.replicas.num_gpus: must be at most 1, what each worker gets of a GPU; for several in one replica set config.engine.tensor_parallel_size" -}}
+{{- end -}}
 
 {{- if and (eq $device "cpu") (eq (include "tetris-serve.setting" (list . "replicas" "num_cpus" 1) | float64) 0.0) -}}
 {{- fail "config.replicas.num_cpus: must be above 0 with config.engine.device cpu, or Ray places all replicas on one Pod; set it to the CPUs of one engine" -}}
