@@ -201,7 +201,8 @@ def test_a_change_on_the_way_and_what_a_policy_fell_back_to_are_told(store):
     "folder",
     [
         *(".", "cold", "cold-400m", "drift", "small", "smollm2", "smollm2-drawn"),
-        *("smollm2-draft-model", "smollm2-t1", "smollm2-tetris", "warm"),
+        *("smollm2-draft-model", "smollm2-draft-model-trained", "smollm2-t1"),
+        *("smollm2-tetris", "warm"),
     ],
 )
 def test_committed_results_are_what_was_measured(folder, tmp_path):
@@ -222,7 +223,7 @@ def test_committed_results_are_what_was_measured(folder, tmp_path):
             assert kept == {key: before.get(key) for key in kept}
     assert len(again["rows"]) == len(committed["rows"])
     # Older pages have another form.
-    kinds = ("", "-draft-model", "-t1", "-tetris")
+    kinds = ("", "-draft-model", "-draft-model-trained", "-t1", "-tetris")
     if folder in {"drift", "small", *(f"smollm2{kind}" for kind in kinds)}:
         page = (COMMITTED / folder / "results.md").read_text()
         assert (tmp_path / "results.md").read_text() == page
