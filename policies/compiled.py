@@ -74,7 +74,9 @@ def compiled(function: _Function) -> _Function:
     Arguments of another type or memory layout compile again, for seconds: callers pass
     C-contiguous arrays of float64 and int64.
     """
-    wrapper: _Function = numba.njit(error_model="numpy")(function)
+    # Nobody calls them from C, and one wrapper less is a tenth less to compile.
+    options = {"error_model": "numpy", "no_cfunc_wrapper": True}
+    wrapper: _Function = numba.njit(**options)(function)
     with suppress(RuntimeError):
         wrapper._cache = _PackageCache(function)  # type: ignore[attr-defined]  # numba's
     return wrapper

@@ -44,11 +44,8 @@ MAY_WARN = {
 HELPERS = [of for of in (f"tests.{part}" for part in MAY_WARN) if of not in sys.modules]
 pytest.register_assert_rewrite(*HELPERS)
 
-# Parts whose tests may start Ray; the Makefile has them too.
-WITH_RAY = ("helm", "serving")
-
-# What takes longest, so that no worker waits for the other in the end.
-BEGIN_WITH = "test_interpreted.py"
+# Parts whose tests may start Ray, or are patient; the Makefile has them too.
+ALONE = {"ray": ("helm", "serving"), "patient": ("engine", "gpu_adapter")}
 
 
 def find_worker() -> tuple[int, int]:
@@ -110,8 +107,8 @@ def serve_log(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         part = item.path.relative_to(TESTS).parts[0]
-        if part not in WITH_RAY and item.get_closest_marker("ray"):
-            raise pytest.UsageError(f"{item.nodeid}: make test looks in {WITH_RAY}")
+        for marker, parts in ALONE.items():
+            if part not in parts and item.get_closest_marker(marker):
+                raise pytest.UsageError(f"{item.nodeid}: make test looks in {parts}")
         if part in MAY_WARN:
             item.add_marker(pytest.mark.filterwarnings(*MAY_WARN[part]))
-    items.sort(key=lambda item: item.path.name != BEGIN_WITH)

@@ -22,6 +22,7 @@ MAX_SECONDS = 1800
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.patient
 @pytest.mark.timeout(MAX_SECONDS + 60)
 @pytest.mark.skipif(not TRITON.exists(), reason="no Triton: run `.ci/extras`")
 def test_the_gpus_runner_under_the_interpreter(tmp_path):

@@ -3,6 +3,7 @@
 Both are real programs in processes of their own; nothing of them is left afterwards.
 """
 
+import json
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,15 @@ from typing import Any, Self
 import httpx
 import yaml
 
+from tests.helm import chart
 from tests.helm.chart import ROOT, require
-from tests.serving.conftest import BIN, Command, find_free_ports, wait_until
+from tests.serving.conftest import (
+    BIN,
+    DEMO_CONFIG,
+    Command,
+    find_free_ports,
+    wait_until,
+)
 
 RAY_CLUSTER_NAME = "demo-tetris-serve-x2c4v"
 """As KubeRay would name the Ray cluster of a release called demo."""
@@ -90,12 +98,12 @@ class RayCluster:
             **self.env | env,
         )
 
-    def ask(self, path: str) -> Any:
+    def ask(self, path: str, method: str = "GET", **options: Any) -> Any:
         headers = {"Authorization": f"Bearer {self.token}"}
-        url = f"{self.dashboard}{path}"
-        response = httpx.get(url, headers=headers, timeout=120, trust_env=False)
-        response.raise_for_status()
-        return response.json()
+        options |= {"headers": headers, "timeout": 300, "trust_env": False}
+        response = httpx.request(method, f"{self.dashboard}{path}", **options)
+        assert response.is_success, response.text
+        return response.json() if response.content else None
 
     def __enter__(self) -> Self:
         return self
@@ -162,6 +170,41 @@ class Prometheus:
         return [rule for rule in rules if rule["health"] != "ok"]
 
 
+def rendered_demo(
+    port: int, engines: tuple[int, int] = (1, 1), **live: Any
+) -> tuple[str, dict, dict[str, str]]:
+    """Return the CPU example on the models here: config, rules, Serve's switches."""
+    fewest, most = map(str, engines)
+    models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
+    folder = DEMO_CONFIG.parent
+    values = {
+        "config.model.target": str((folder / models["target"]).resolve()),
+        "config.model.draft": str((folder / models["draft"]).resolve()),
+        "config.http.port": str(port),
+        "config.http.access.allow_anonymous": "true",
+        # The only policy that predicts, so that no panel lacks its reason to be.
+        "config.policy.name": "goodput",
+        "config.replicas.min": fewest,
+        "config.replicas.max": most,
+        "config.replicas.num_cpus": "1",
+        # Forecasts need it.
+        "config.replicas.target_token_ms": "100",
+        "monitoring.prometheusRule.enabled": "true",
+        # A busy machine misses the usual targets without being ill.
+        "monitoring.prometheusRule.latency.timeToFirstTokenSeconds": "10",
+        "monitoring.prometheusRule.latency.interTokenSeconds": "1",
+    }
+    options = chart.options_of("demo-cpu", *map("=".join, values.items()))
+    # At its usual share, the gain can be told after minutes.
+    given = "--set-json=config.policy.audit=0.2", f"--set-json=live={json.dumps(live)}"
+    objects = chart.render(*options, *given)
+    (rule,) = objects.of_kind("PrometheusRule")
+    variables = objects.pods["head"]["spec"]["containers"][0]["env"]
+    own = [one for one in variables if one["name"].startswith("RAY_SERVE_")]
+    switches = {variable["name"]: variable["value"] for variable in own}
+    return objects.service["serveConfigV2"], rule["spec"], switches
+
+
 def slow_stream(port: int, proxies: str, **options: object) -> str:
     """Return a Serve config of the slow application, with its deployment's options."""
     application = {
@@ -178,19 +221,22 @@ def slow_stream(port: int, proxies: str, **options: object) -> str:
 
 
 def deploy(cluster: RayCluster, serve_config: str, timeout_s: float) -> None:
-    """`serve deploy` a config of one application and wait until all of it runs."""
-    file = cluster.folder / "serve.yaml"
-    file.write_text(serve_config)
-    command = cluster.run(
-        "serve", "deploy", str(file), "--address", cluster.dashboard, name="deploy"
-    )
-    assert command.process.wait(300) == 0, command.output
-    (application,) = yaml.safe_load(serve_config)["applications"]
+    """Deploy a config of one application as KubeRay does, until all of it runs."""
+    config = yaml.safe_load(serve_config)
+    (application,) = config["applications"]
+
+    def look() -> Any:
+        known = cluster.ask("/api/serve/applications/")["applications"]
+        return known.get(application["name"], {})
+
+    before_s = look().get("last_deployed_time_s", 0)
+    cluster.ask("/api/serve/applications/", "PUT", json=config)
 
     def is_running() -> bool:
-        known = cluster.ask("/api/serve/applications/")["applications"]
-        details = known.get(application["name"], {})
-        assert details.get("status") not in {"DEPLOY_FAILED", "UNHEALTHY"}, details
-        return details.get("status") == "RUNNING"
+        details = look()
+        if details.get("last_deployed_time_s", 0) <= before_s:
+            return False
+        assert details["status"] not in {"DEPLOY_FAILED", "UNHEALTHY"}, details
+        return details["status"] == "RUNNING"
 
-    wait_until(is_running, timeout_s, period_s=1)
+    wait_until(is_running, timeout_s)

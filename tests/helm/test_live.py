@@ -23,7 +23,13 @@ import yaml
 from loadtest.compare.processes import find_processes
 from tests.conftest import run
 from tests.helm import chart
-from tests.helm.live import RAY_CLUSTER_NAME, Prometheus, RayCluster, deploy
+from tests.helm.live import (
+    RAY_CLUSTER_NAME,
+    Prometheus,
+    RayCluster,
+    deploy,
+    rendered_demo,
+)
 from tests.pictures import draw_dashboard, picture_path
 from tests.serving.conftest import (
     DEMO_CONFIG,
@@ -67,41 +73,6 @@ class Deployment:
     def reload(self, engines: tuple[int, int] = (1, 1), **live: Any) -> None:
         config, *_ = rendered_demo(self.port, engines, **live)
         deploy(self.cluster, config, timeout_s=300)
-
-
-def rendered_demo(
-    port: int, engines: tuple[int, int] = (1, 1), **live: Any
-) -> tuple[str, dict, dict[str, str]]:
-    """Return the CPU example on the models here: config, rules, Serve's switches."""
-    fewest, most = map(str, engines)
-    models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
-    folder = DEMO_CONFIG.parent
-    values = {
-        "config.model.target": str((folder / models["target"]).resolve()),
-        "config.model.draft": str((folder / models["draft"]).resolve()),
-        "config.http.port": str(port),
-        "config.http.access.allow_anonymous": "true",
-        # The only policy that predicts, so that no panel lacks its reason to be.
-        "config.policy.name": "goodput",
-        "config.replicas.min": fewest,
-        "config.replicas.max": most,
-        "config.replicas.num_cpus": "1",
-        # Forecasts need it.
-        "config.replicas.target_token_ms": "100",
-        "monitoring.prometheusRule.enabled": "true",
-        # A busy machine misses the usual targets without being ill.
-        "monitoring.prometheusRule.latency.timeToFirstTokenSeconds": "10",
-        "monitoring.prometheusRule.latency.interTokenSeconds": "1",
-    }
-    options = chart.options_of("demo-cpu", *map("=".join, values.items()))
-    # At its usual share, the gain can be told after minutes.
-    given = "--set-json=config.policy.audit=0.2", f"--set-json=live={json.dumps(live)}"
-    objects = chart.render(*options, *given)
-    (rule,) = objects.of_kind("PrometheusRule")
-    variables = objects.pods["head"]["spec"]["containers"][0]["env"]
-    own = [one for one in variables if one["name"].startswith("RAY_SERVE_")]
-    switches = {variable["name"]: variable["value"] for variable in own}
-    return objects.service["serveConfigV2"], rule["spec"], switches
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +310,7 @@ def test_policy_and_limits_change_while_requests_run(live):
     assert replica_ids(live) == before
 
 
-def test_engines_come_and_go_and_no_other_is_restarted(live):
+def test_engines_come_and_no_other_is_restarted(live):
     def fewest_and_wanted() -> tuple[int, int]:
         applications = live.cluster.ask("/api/serve/applications/")["applications"]
         engines = applications["tetris"]["deployments"]["TetrisEngine:demo"]
@@ -350,18 +321,14 @@ def test_engines_come_and_go_and_no_other_is_restarted(live):
     with busy_with(live, keep_chatting):
         live.reload(engines=(2, 2))
         wait_until(lambda: len(engine_ids(live)) == 2, START_TIMEOUT_S)
-        both = replica_ids(live)
-        assert both > before
+        assert replica_ids(live) > before
         live.reload(engines=(1, 2), replicas={"max_queued_requests": 50})
         # An update alone takes away nothing that the load may need.
         wait_until(lambda: fewest_and_wanted()[0] == 1, PATIENCE_S)
         assert fewest_and_wanted() == (1, 2)
-        live.reload(engines=(1, 1))
-        wait_until(lambda: len(engine_ids(live)) == 1, START_TIMEOUT_S)
-        assert replica_ids(live) < both
 
 
-def test_a_redeploy_lets_streams_finish_and_begin(live):
+def test_a_redeploy_lets_streams_finish_and_begin_and_an_engine_goes_alone(live):
     """Of our own file for Serve, `configs/serve/tiny.yaml`, in the chart's place.
 
     Engines of both builds run at a time, and must not be taken for each other: whoever
@@ -375,10 +342,16 @@ def test_a_redeploy_lets_streams_finish_and_begin(live):
     application["args"] |= {
         "config": str(DEMO_CONFIG),
         "engine.max_model_len": 768,
-        "replicas.min": 2,
-        "replicas.max": 2,
     }
     content["applications"] = [application]
+
+    def scaled(*engines: int) -> str:
+        rendered = yaml.safe_load(rendered_demo(live.port, engines)[0])
+        scale = rendered["applications"][0]["deployments"][0]
+        del scale["user_config"]
+        application["deployments"] = [scale]
+        return yaml.safe_dump(content)
+
     head, before = live.cluster.nodes[0], engine_ids(live)
 
     def redeployed() -> bool:
@@ -391,10 +364,16 @@ def test_a_redeploy_lets_streams_finish_and_begin(live):
 
     server = Server(head, live.port, live.cluster.metrics_port)
     with busy_with(live, keep_streaming), long_stream(server):
-        deploy(live.cluster, yaml.safe_dump(content), timeout_s=START_TIMEOUT_S)
+        deploy(live.cluster, scaled(2, 2), timeout_s=START_TIMEOUT_S)
         wait_until(redeployed, START_TIMEOUT_S)
 
     wait_until(has_one_front, 180)
     assert chat(live.client, 1)
     with pytest.raises(openai.BadRequestError, match="768"):
         live.client.completions.create(model="demo", prompt=[5] * 800, max_tokens=1)
+
+    both = replica_ids(live)
+    with busy_with(live, keep_chatting):
+        deploy(live.cluster, scaled(1, 1), timeout_s=300)
+        wait_until(lambda: len(engine_ids(live)) == 1, START_TIMEOUT_S)
+    assert replica_ids(live) < both

@@ -233,7 +233,7 @@ def test_a_run_on_a_real_engine_and_one_that_goes_on(tmp_path, capsys):
     pair = ["--target", "configs/models/demo-target"]
     pair += ["--draft", "configs/models/demo-draft"]
     pair += ["--arms", "TETRIS*"]
-    assert main([*words, *pair, "--minutes", "0.001"]) == 3
+    assert main([*words, *pair, "--minutes", "1e-9"]) == 3
     assert main([*words, *pair]) == 0
     [row] = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert row["arm"] == "TETRIS k=1 E=1"

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 DEMO_CONFIG = ROOT / "configs" / "tiny.yaml"
 MODEL = "demo"
+AS_IN_IMAGE = str(Path(__file__).with_name("as_in_image"))
 
 T = TypeVar("T")
 
@@ -90,7 +91,9 @@ def clean_environment(**extra: str) -> dict[str, str]:
     others = ("RAY_", "PORT", "VLLM_")
     env = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     env |= {"RAY_metrics_report_interval_ms": "1000", "RAY_worker_niceness": "0"}
-    return env | extra
+    env |= extra
+    paths = env.get("PYTHONPATH"), AS_IN_IMAGE
+    return env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @dataclass

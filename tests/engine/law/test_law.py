@@ -39,7 +39,7 @@ from tests.engine.law.traffic import FEATURES
 from tests.engine.made_up import make_up_beliefs
 from tests.engine.tiny_models import FEW
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.patient]
 
 SEED = 1
 

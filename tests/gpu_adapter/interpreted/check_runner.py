@@ -35,6 +35,12 @@ from tests.gpu_adapter.interpreted.engines import MAX_NUM_SEQS, run_interpreted
 PROMPTS = draw_prompts(6)
 PARAMS = greedy(16)
 
+# They join one after the other, more than run at once.
+ARRIVALS = [
+    Arrival(str(number), prompt, greedy(10 + 3 * (number % 4)), step=number // 2)
+    for number, prompt in enumerate(draw_prompts(12))
+]
+
 PATTERN = r"([a-e]{2}[0-9]){3,}"
 
 DEPTH = 4
@@ -65,16 +71,18 @@ def expected(plain):
     return plain.answer(PROMPTS, PARAMS)
 
 
+@pytest.fixture(scope="module")
+def driven(plain):
+    return plain.drive(ARRIVALS)
+
+
 @pytest.mark.parametrize(
     ("policy", "draft_tokens"),
     [("fixed", 3), ("tetris", 2), ("dynamic", 4), ("goodput", 4)],
 )
-def test_tokens_are_those_without_speculation(policy, draft_tokens, plain, with_drafts):
-    """Of requests that join one after the other, more than run at once."""
-    arrivals = [
-        Arrival(str(number), prompt, greedy(10 + 3 * (number % 4)), step=number // 2)
-        for number, prompt in enumerate(draw_prompts(12))
-    ]
+def test_tokens_are_those_without_speculation(
+    policy, draft_tokens, driven, with_drafts
+):
     engine = with_drafts
     engine.set_policy(policy, draft_tokens=draft_tokens, max_draft_tokens=DEPTH)
     if policy in ("dynamic", "goodput"):
@@ -83,10 +91,10 @@ def test_tokens_are_those_without_speculation(policy, draft_tokens, plain, with_
     assert isinstance(engine.runner.adaptive_verification, PlannedVerification)
     captured = engine.runner.cudagraph_manager.graphs.values()
     num_replays = sum(graph.num_replays for graph in captured)
-    assert engine.drive(arrivals) == plain.drive(arrivals)
+    assert engine.drive(ARRIVALS) == driven
     engine.check_counters()
     counters = engine.counters
-    assert counters.num_accepted_tokens > len(arrivals)
+    assert counters.num_accepted_tokens > len(ARRIVALS)
     assert (counters.num_cut_tokens["budget"] > 0) == (policy in ("tetris", "goodput"))
     assert sum(graph.num_replays for graph in captured) > num_replays
     # Confidence is what the drafter says itself, and stays so.
@@ -193,9 +201,9 @@ def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
 ):
     with monkeypatch.context() as broken:
         broken.setattr(part, method, lambda *_: 1 / 0)
-        assert ours.answer(PROMPTS, PARAMS) == expected
+        assert ours.answer(PROMPTS[:3], PARAMS) == expected[:3]
     # Where there was none, the next one tells.
-    assert ours.answer(PROMPTS, PARAMS) == expected
+    assert ours.answer(PROMPTS[:3], PARAMS) == expected[:3]
     assert ours.counters.num_fallbacks.keys() == {"report_error"}
 
 
@@ -237,7 +245,7 @@ def find_reader():
     return None
 
 
-def run_steps(engine, monkeypatch):
+def run_steps(engine, monkeypatch, num_tokens):
     """Watch what the runner does from a step's schedule to its last draft."""
     watch, runner = Watch(), engine.runner
 
@@ -261,14 +269,14 @@ def run_steps(engine, monkeypatch):
     # On a CPU these are no operations.
     for name in ("tolist", "numpy", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
-    engine.complete(draw_prompts(4), greedy(16))
+    engine.complete(draw_prompts(4), greedy(num_tokens))
     assert watch.num_operations > 1000
     # Where the tensors of `DeviceReader.start` are the CPU's.
     return watch.places - {"copy.<genexpr>"}
 
 
 def test_no_step_reads_a_value(ours, monkeypatch):
-    assert run_steps(ours, monkeypatch) == set()
+    assert run_steps(ours, monkeypatch, 16) == set()
 
 
 def test_a_step_that_does_is_found(ours, monkeypatch):
@@ -281,4 +289,4 @@ def test_a_step_that_does_is_found(ours, monkeypatch):
     code = write_and_read.__code__.replace(co_filename=verification_v2.__file__)
     write_and_read.__code__ = code
     monkeypatch.setattr(verification_v2, "_write_totals", write_and_read)
-    assert run_steps(ours, monkeypatch) == {"verification.write_and_read"}
+    assert run_steps(ours, monkeypatch, 6) == {"verification.write_and_read"}

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from loadtest import experiment
 from loadtest.arms import Arm
 from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.engine import cli, run
@@ -115,6 +116,19 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["environment"]["pieces"]) == 3
     assert {row["rounds"] for row in results["rows"]} == {1}
+
+
+def test_a_limit_that_is_reached_within_a_round_keeps_its_finished_cells(
+    tmp_path, engines, monkeypatch
+):
+    # Noted at the beginning, and looked at before engines start and before each cell.
+    looks = iter([0.0, 0.0, 0.0])
+    clock = SimpleNamespace(monotonic=lambda: next(looks, 1e9))
+    monkeypatch.setattr(experiment, "time", clock)
+    assert bench(tmp_path, "--rounds", "1", "--minutes", "1") == EXIT_MORE_TO_DO
+    assert engines.widths == [3]
+    kept = ResultFolder(tmp_path).measurements()
+    assert {one["concurrency"] for one in kept} == {1}
 
 
 def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(

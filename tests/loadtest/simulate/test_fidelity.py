@@ -28,7 +28,7 @@ CHANCE = 0.6
 
 def make_run(arm: str, rate_per_s: float, seed: int) -> Recorded:
     rng = np.random.default_rng(seed)
-    count = 150
+    count = 80
     drawn = Drawn(
         np.cumsum(rng.exponential(1 / rate_per_s, count)),
         rng.integers(20, 200, count),

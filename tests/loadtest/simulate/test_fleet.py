@@ -98,7 +98,7 @@ def test_every_request_finishes_once_and_little_s_law_holds(router: str) -> None
 @pytest.mark.parametrize("varies", [True, False], ids=["M/Geo/1", "M/D/1"])
 def test_one_slot_is_the_queue_of_the_textbook(varies: bool) -> None:
     """Within 5 %: the mean wait (Pollaczek and Khinchine), and what an arrival sees."""
-    load, tokens, count = 0.7, 10, 400_000
+    load, tokens, count = 0.7, 10, 200_000
     lengths = np.full(count, tokens)
     if varies:
         lengths = np.random.default_rng(1).geometric(1 / tokens, count)
