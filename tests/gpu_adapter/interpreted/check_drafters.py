@@ -93,3 +93,16 @@ def test_ranks_of_other_confidences_admit_alike(pair, tmp_path, monkeypatch):
         len(set(admitted)) > 1 and sum(admitted) < sum(offered)
         for _, offered, admitted in steps
     )
+
+
+def test_drafts_are_accepted_by_chance_as_often_as_asked_for(pair):
+    """Whatever the models are: what `bench paper --acceptance` has vLLM do on GPUs."""
+    chances = {"rejection_sample_method": "synthetic"}
+    chances["synthetic_acceptance_rates"] = [1.0, 0.5, 0.0]
+    options = {"policy": "fixed", "draft_tokens": 3, "speculative": chances}
+    with run_interpreted(*pair, **options) as engine:
+        engine.answer(PROMPTS, greedy(48))
+        counters = engine.counters
+    shares = [n / counters.num_drafts for n in counters.num_accepted_tokens_per_pos]
+    assert counters.num_drafts > 50
+    assert shares == [1.0, pytest.approx(0.5, abs=0.15), 0.0]
