@@ -5,14 +5,12 @@ What cannot be read, of a hub id that is not in the local cache, is reported as 
 
 from collections.abc import Iterator
 
+from serving.engine.gpu.plain_verification import METHODS_ON_TARGETS_POSITIONS
 from serving.settings.checks import METHODS_WITH_DRAFT_MODEL
 from serving.settings.finding import Finding
 from serving.settings.model import Settings
 from serving.settings.model_files import ModelFiles, read_model
 from serving.settings.number_format import lacks_bfloat16
-
-_ON_TARGETS_POSITIONS = frozenset({"eagle", "eagle3", "mtp"})
-"""Drafters that vLLM lets draft as far as the target goes, and makes fit for it."""
 
 
 def check_models(settings: Settings) -> list[Finding]:
@@ -92,7 +90,7 @@ def _check_draft_context(draft: ModelFiles, settings: Settings) -> Iterator[Find
             f"the draft model ends at {offered} tokens: requests between that and "
             f"{wanted} run without speculation; lower it to {offered} to avoid that",
         )
-    elif settings.policy.method not in _ON_TARGETS_POSITIONS:
+    elif settings.policy.method not in METHODS_ON_TARGETS_POSITIONS:
         yield Finding(
             "error",
             "engine.max_model_len",

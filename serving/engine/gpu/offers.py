@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.decisions.select import select_drafts
+from serving.engine.gpu.plain_verification import METHODS_ON_TARGETS_POSITIONS
 from serving.engine.shared.options import opts_out
 
 if TYPE_CHECKING:
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from policies.types import DraftBatch, DraftSelection
     from serving.engine.compat import Request, Scheduler
     from serving.engine.shared.counters import SpeculationCounters
-
-_WITHOUT_LIMIT = frozenset({"eagle", "eagle3", "mtp"})
-"""Heads on the target's own positions, which vLLM has draft as far as those go, however
-short the checkpoint says that its context is."""
 
 OFFER_SLACK = 1
 """Drafts offered beyond a request's expected share when offers must be trimmed: the
@@ -34,7 +31,7 @@ class DraftOffers:
         self._scheduler = scheduler
         self._counters = counters
         limit = getattr(speculative.draft_model_config, "max_model_len", None)
-        if limit is None or speculative.method in _WITHOUT_LIMIT:
+        if limit is None or speculative.method in METHODS_ON_TARGETS_POSITIONS:
             limit = scheduler.max_model_len
         self._drafter_limit = min(int(limit), scheduler.max_model_len)
         # Some drafters need slots beside the tokens; vLLM charges those as well.

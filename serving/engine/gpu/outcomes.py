@@ -81,7 +81,13 @@ class OutcomeReader:
             is_reported = rows >= 0
             verified = np.where(is_reported, report.num_admitted[rows], drafts)
             num_verified = verified.tolist()
-            is_known = [_is_alive(requests.get(req_id)) for req_id in req_ids]
+            # What has ended was forgotten, though a step was in flight; a KV connector
+            # that has not sent all of a request's blocks keeps it with them.
+            is_known = [
+                (request := requests.get(req_id)) is not None
+                and not request.is_finished()
+                for req_id in req_ids
+            ]
             known = np.flatnonzero(is_reported & is_known)
             confidence, is_usable = screen_confidence(
                 report.confidence[rows[known]].astype(np.float64),
@@ -121,15 +127,6 @@ class OutcomeReader:
             num_verified = num_valid
         counters.count_verification(num_verified, num_accepted)
         return outcome
-
-
-def _is_alive(request: Request | None) -> bool:
-    """Tell whether a request goes on: what has ended was forgotten.
-
-    A step may still have been in flight then, and a KV connector keeps the blocks of
-    what it has not sent yet, and with them the request.
-    """
-    return request is not None and not request.is_finished()
 
 
 def show_drafts(

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
 METHODS_V2 = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
 """Drafters whose confidence vLLM's V2 runner keeps on the device."""
 
+METHODS_ON_TARGETS_POSITIONS = frozenset({"eagle", "eagle3", "mtp"})
+"""Heads that vLLM has draft as far as the target's positions go, however short the
+checkpoint says that its context is, and makes fit for it."""
+
 _PARALLEL_METHODS = frozenset({"dflash", "dspark"})
 
 ATTENTION_BACKEND = "attention_backend"
@@ -36,10 +40,8 @@ def drafts_in_one_pass(vllm_config: VllmConfig) -> bool:
 def keep_one_depth(vllm_config: VllmConfig) -> None:
     """Let graphs be captured for full drafts alone: without trimming, all are full."""
     speculative = vllm_config.speculative_config
-    most, depth = (
-        vllm_config.scheduler_config.max_num_seqs,
-        speculative.num_speculative_tokens,
-    )
+    most = vllm_config.scheduler_config.max_num_seqs
+    depth = speculative.num_speculative_tokens
     speculative.num_speculative_tokens_per_batch_size = [[1, most, depth]]
 
 
